@@ -69,7 +69,7 @@ def _begin(rank: int, size: int, store, device: str, backend: str) -> None:
     place = device
     prepare(device)
     if backend == "relay":
-        import relay
+        from device import relay
 
         relay.register(device)
     if device == "cuda":

@@ -32,11 +32,16 @@ TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
 #: Tests whose quick cases run on it once more with quire's CUDA kernels, on the emulator, and sums in their order.
 ON_CUDA_ROWS = ["tests/device/test_quire_on_device.py", "tests/device/test_value_rules.py"]
-ON_CUDA_ROWS += ["tests/python/test_golden_linear.py", "tests/python/test_golden_quantize.py"]
+ON_CUDA_ROWS += ["tests/python/golden/test_linear.py", "tests/python/golden/test_quantize.py"]
 CUDA_ROWS = {"QUIRE_TEST_DEVICE_ROWS": "cuda", "QUIRE_KERNEL": "gemm:reference,matmul:reference"}
-ON_ANY_DEVICE = ["tests/io", "tests/python", "tests/quire_torch"]
+ON_ANY_DEVICE = ["tests/python", "tests/quire_torch"]
 #: With packages that are in an environment of their own; and, of the others, those that read what these have written.
-PEER_TESTS = ("tests/peers", "tests/integrations", "tests/io/test_other_tools.py", "tests/docs/test_integrations.py")
+PEER_TESTS = (
+    "tests/peers",
+    "tests/python/integrations",
+    "tests/python/io/test_other_tools.py",
+    "tests/docs/test_integrations.py",
+)
 #: Processes that share the tests; each takes up to two GiB.
 WORKERS = 8
 #: What pytest says when it was left with none.

@@ -51,11 +51,11 @@ kernels=("$build/tests/cuda/test_cuda" --gtest_brief=1 "--gtest_filter=-$of_the_
 part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "${kernels[@]}"
 part "what is installed" 30 python3 -m quire.info
 part "golden vectors of quantizers" 60 python3 -m quire.info --check --device cuda
-quick="python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda tests/python tests/quire_torch tests/io"
+quick="python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda tests/python tests/quire_torch"
 # decode32 has the bound that the tests have; rows that sum by tensor cores have others (docs/numerics.md 7.6).
 part "golden vectors, operators and layers, products by decode32" 120 env QUIRE_KERNEL=gemm:decode32 $quick
 part "the same, products by the rows that come first" 120 $quick
-part "ranks that share the GPU, and NCCL" 60 python3 -m pytest -q --tb=short --device cuda tests/python/test_ranks_on_a_device.py
+part "ranks that share the GPU, and NCCL" 60 python3 -m pytest -q --tb=short --device cuda tests/python/distributed/test_ranks_on_a_device.py
 for question in tools/gpu_questions/*; do
   case $question in
     *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;

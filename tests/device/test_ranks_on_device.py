@@ -6,9 +6,9 @@ import torch
 
 import quire
 import ranks
-from captured_ranks import STEPS, Step
 from device import device as testdevice
 from device.twins import assert_same
+from python.distributed.captured_ranks import STEPS, Step
 from quire.distributed import Parallel
 
 

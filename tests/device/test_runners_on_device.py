@@ -6,8 +6,8 @@ import torch
 import quire
 from device import device as testdevice
 from device.twins import assert_same, device_of, stream_of
+from python.runners.runner_inputs import INNER, E, H, N, choices, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 from quire import runners
-from runner_inputs import INNER, E, H, N, choices, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 
 ROUTING = "softmax:topk=2:renormalize"
 SHARED = {"shared_w13": rand(2 * 40, H, seed=5), "shared_w2": rand(H, 40, seed=6)}

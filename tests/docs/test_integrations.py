@@ -7,10 +7,10 @@ import pytest
 
 for package in ("transformers", "peft", "accelerate", "lightning.pytorch"):
     pytest.importorskip(package)
+import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 
 import quire  # noqa: E402
-import tiny_language_models as tiny  # noqa: E402
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -37,7 +37,9 @@ def test_the_python_of_the_page_runs(page, tmp_path, monkeypatch):
     prepared = run(preparing, model=plain, loader=loader, **small)["model"]
     assert prepared(torch.randn(2, 256)).dtype == torch.float32  # which accelerate makes of it
     assert run(training, **small)["trainer"].precision == "bf16-mixed"
-    monkeypatch.setattr(torch, "compile", lambda function, fullgraph: function)  # test_generation.py compiles
+    monkeypatch.setattr(
+        torch, "compile", lambda function, fullgraph: function
+    )  # integrations/test_generation.py compiles
     convert = lambda model, recipe, for_inference: quire.convert(  # noqa: E731
         model, recipe, min_features=1, for_inference=for_inference, tokens=None
     )

@@ -22,7 +22,7 @@ for needed in ("tqdm", "matplotlib"):
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
 #: One layer has every kind of matmul and of norm.
 SIZE = "--layers 1 --width 128 --seq 32 --batch 4 --steps 6 --validation-batches 2".split()
-#: Most of the time is that of compiling: test_parallel_graphs.py compiles such graphs with Inductor.
+#: Most of the time is that of compiling: distributed/test_graphs.py compiles such graphs with Inductor.
 EAGER = (*SIZE, "--dtype", "fp32", "--backend", "aot_eager")
 MIXTURE = ("--moe", 4)
 RECIPES = ("baseline", "fp8_delayed", "nvfp4")

@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "python")]
 
 import torch  # noqa: E402
 
-from stored_golden import FOLDER, summary  # noqa: E402
+from python.io.stored_golden import FOLDER, summary  # noqa: E402
 
 
 def save(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stored_golden import CASES, FOLDER, expected
+from python.io.stored_golden import CASES, FOLDER, expected
 
 FREEZE = Path(__file__).parent / "freeze.py"
 

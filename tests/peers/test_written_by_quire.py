@@ -161,7 +161,7 @@ def test_torchao_reads_what_quire_writes_again(tmp_path):
     from safetensors import safe_open
     from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
 
-    from stored_golden import FOLDER
+    from python.io.stored_golden import FOLDER
 
     checkpoint = quire.io.read(FOLDER / "torchao_nvfp4")
     quire.io.write(tmp_path, checkpoint, dialect="torchao")

@@ -1,4 +1,4 @@
-"""quire.debug: what can be observed, and of whom. Its numbers are in test_golden_quantize.py."""
+"""quire.debug: what can be observed, and of whom. Its numbers are in golden/test_quantize.py."""
 
 import threading
 

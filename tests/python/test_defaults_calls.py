@@ -7,13 +7,13 @@ import torch
 
 import quire
 import quire.te as te
-from checkpoint_kinds import KINDS
 from defaults import DEFAULTS, in_turn
 from every_recipe import DEFAULTS as RECIPES
 from every_recipe import STATIC, assert_same
 from every_way import PLAIN
+from python.io.checkpoint_kinds import KINDS
+from python.io.stored_golden import CASES, FOLDER
 from quire import io, moe
-from stored_golden import CASES, FOLDER
 
 SPECS = ("mxfp8", "nvfp4", "nvfp4:sr", "nvfp4:row_scaled", "fp8_block", "fp8_tensor", "fp8_row", "mxfp4")
 

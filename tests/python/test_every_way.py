@@ -41,7 +41,7 @@ def allowed(feature, way, recipe):
         return False  # PyTorch's attention asks whether there are rows
     summed = "MoE" in feature or feature == "TransformerLayer"
     if way == "inductor" and (summed or recipe == "high_precision"):
-        return False  # Inductor's own sums of products differ in last bits; for MoE see test_moe.py
+        return False  # Inductor's own sums of products differ in last bits; for MoE see nn/test_moe.py
     if feature == "TransformerLayer" and recipe == "high_precision":
         return False  # the last bits of PyTorch's matmuls depend on the alignment of loaded weights
     if way == "float64 and back" and quantized(feature):
@@ -50,7 +50,7 @@ def allowed(feature, way, recipe):
         return not quantized(feature)  # nothing says how to quantize them
     if recipe == "delayed":
         if way == "torch.utils.checkpoint":
-            return False  # what it computes again is another step; see test_checkpoint.py
+            return False  # what it computes again is another step; see delayed/test_checkpoint.py
         return "x kept" not in feature and ("microbatches" not in feature or way not in WITHOUT_KEPT_CODES)
     return True
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import quire
+from python.runners.runner_inputs import INNER, E, H, N, choices, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 from quire import runners
-from runner_inputs import INNER, E, H, N, choices, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 
 GATED = (rand(E, 2 * INNER, H, seed=3), rand(E, H, INNER, seed=4))
 SHARED = {"shared_w13": rand(2 * 40, H, seed=5), "shared_w2": rand(H, 40, seed=6)}

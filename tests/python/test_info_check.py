@@ -29,7 +29,7 @@ def test_every_vector_is_met_on_the_device(device, capsys):
     assert set(rows) == {*SPEC_OF, "all"} and all(differing == 0 for _, _, differing in rows.values())
     for column in range(2):
         assert rows["all"][column] == sum(row[column] for name, row in rows.items() if name != "all") > 0
-    # As many as test_golden_quantize.py asks for, of megabytes.
+    # As many as golden/test_quantize.py asks for, of megabytes.
     assert all(vectors >= 8 for vectors, _, _ in rows.values()) and rows["all"][1] > 1_000_000
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from workspace import ROOT
 
-TESTS = "tests/python/test_golden_quantize.py"
+TESTS = "tests/python/golden/test_quantize.py"
 
 
 @pytest.mark.parametrize("required", ["0", "1"])

@@ -82,8 +82,8 @@ def test_the_tiers_differ_by_an_option_and_by_instruction_sets(runs):
         assert other == ("--quick", *one)
     assert quick[4] == whole[4] and whole[4][0] == "--quick"
     assert [call[-1] for call in whole[1:3]] == ["not alone", "alone"]
-    folders = ("tests/device", "tests/io", "tests/python", "tests/quire_torch")
-    assert whole[3][-6:] == ("--device", "quiretest", *folders)
+    folders = ("tests/device", "tests/python", "tests/quire_torch")
+    assert whole[3][-5:] == ("--device", "quiretest", *folders)
     assert whole[4][-6:] == ("--device", "quiretest", *dev.ON_CUDA_ROWS)
 
 

@@ -7,7 +7,7 @@ returns, writing.py makes files of such a mapping. into_model.py and from_model.
 
 To add a dialect: a file in dialects/ with a class that has what `Dialect` lists, and its row in dialects/__init__.py.
 `LayoutDialect` gives read() and write() from a table of `Layout`s; detect(), groups() and config() remain to be
-written. dialects/modelopt.py is the example. tests/io has a test that runs for every row.
+written. dialects/modelopt.py is the example. tests/python/io has a test that runs for every row.
 """
 
 from quire.io.container import CheckpointError

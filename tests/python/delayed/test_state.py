@@ -1,0 +1,263 @@
+"""The state of delayed scaling: saved, restored, copied, moved, and none of it in a state_dict."""
+
+import copy
+import gc
+import io
+import pickle
+import threading
+
+import pytest
+import torch
+
+import every_layer
+import quire
+from every_layer import LAYERS
+from python.delayed.delayed_reference import RECIPE, varied
+from quire.recipe import DelayedScaling, Float8CurrentScaling
+
+pytestmark = pytest.mark.any_device
+
+STATE = ("fwd_scale", "bwd_scale", "fwd_amax", "bwd_amax", "usage")
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(quire.Linear(16, 32), torch.nn.ReLU(), quire.Linear(32, 16))
+
+
+def train(model, steps, recipe=RECIPE):
+    """Results of forward and backward; parameters change a lot."""
+    out = []
+    for step in steps:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(3.0 if step % 2 else 0.4)
+        x = varied(step, 8, 16, low=-3, high=3).requires_grad_()
+        with quire.autocast(recipe=recipe):
+            y = model(x)
+        y.backward(varied(step, 8, 16, seed=1))
+        out += [y.detach(), x.grad]
+    return out
+
+
+def in_a_new_thread(function):
+    """Where the rules have other numbers, as in another process."""
+
+    def run():
+        with quire.autocast(recipe=DelayedScaling(margin=7)):
+            pass
+        results.append(function())
+
+    results = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def same(a, b, equal_bits):
+    return len(a) == len(b) and all(equal_bits(p, q) for p, q in zip(a, b, strict=True))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("recipe", [RECIPE, DelayedScaling(), DelayedScaling(amax_history_len=1)], ids=str)
+def test_a_run_is_resumed_exactly_from_a_file(equal_bits, recipe):
+    model, file = make_model(), io.BytesIO()
+    train(model, range(5), recipe)
+    torch.save({"model": model.state_dict(), "delayed": quire.delayed_state(model)}, file)
+    expected = train(model, range(5, 9), recipe)
+
+    def resume():
+        file.seek(0)
+        saved, resumed = torch.load(file, weights_only=True), make_model()
+        resumed.load_state_dict(saved["model"])
+        quire.set_delayed_state(resumed, saved["delayed"])
+        return train(resumed, range(5, 9), recipe)
+
+    assert same(in_a_new_thread(resume), expected, equal_bits)
+    fresh = make_model()
+    fresh.load_state_dict(model.state_dict())
+    assert not same(train(fresh, range(5, 9), recipe), train(model, range(5, 9), recipe), equal_bits)
+
+
+def test_what_is_saved_has_the_names_and_shapes_of_the_contract(equal_bits):
+    model = make_model()
+    assert quire.delayed_state(model) == {}
+    train(model, range(6))
+    saved = quire.delayed_state(model)
+    assert list(saved) == ["0.delayed", "2.delayed"]
+    shapes = {name: tuple(t.shape) for name, t in saved["0.delayed"].items() if name != "rule"}
+    assert shapes == {
+        "scale_fwd": (3,),
+        "amax_history_fwd": (4, 3),
+        "scale_bwd": (2,),
+        "amax_history_bwd": (4, 2),
+    }
+    state = model[0].delayed
+    assert equal_bits(saved["0.delayed"]["amax_history_fwd"][0], state.fwd_amax) and state.fwd_amax[0] > 0
+    assert equal_bits(saved["0.delayed"]["amax_history_bwd"][1:], state.bwd_history[1:4])
+    saved["0.delayed"]["scale_fwd"].zero_()
+    assert state.fwd_scale.all(), "a copy"
+
+
+def test_recipes_without_state_have_none_to_save():
+    model = make_model()
+    train(model, range(2), Float8CurrentScaling())
+    assert quire.delayed_state(model) == {}
+    assert [model[0].delayed.usage.tolist(), model[0].delayed.fwd_amax.tolist()] == [[0] * 3] * 2
+
+
+def test_layers_that_the_state_does_not_name_are_as_new():
+    model = make_model()
+    train(model, range(3))
+    quire.set_delayed_state(model, {})
+    for layer in (model[0], model[2]):
+        state = layer.delayed
+        assert state.fwd_scale.tolist() == [1] * 3 and not state.fwd_amax.any() and not state.fwd_history.any()
+        assert state.bwd_scale.tolist() == [1] * 2 and not state.bwd_amax.any() and not state.usage.any()
+
+
+def test_checkpoints_of_plain_layers_load_strictly_both_ways():
+    model = make_model()
+    train(model, range(2))
+    plain = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+    assert list(model.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(model.state_dict(), strict=True)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert not any("delayed" in name for name, _ in model.named_buffers())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_layer_forgets_its_scales_at_a_checkpoint(name, equal_bits):
+    layer = LAYERS[name]()
+    every_layer.train(layer, RECIPE)
+    values, state = {k: v.clone() for k, v in layer.state_dict().items()}, quire.delayed_state(layer)
+    expected = every_layer.train(layer, RECIPE)
+    again = LAYERS[name]()
+    again.load_state_dict(values)
+    quire.set_delayed_state(again, state)
+    assert same(every_layer.train(again, RECIPE), expected, equal_bits)
+
+
+WRONG = {
+    "a name": ({"1.delayed": {}}, "layers that the model has not: '1.delayed'"),
+    "a missing part": (lambda good: {k: v for k, v in good.items() if k != "rule"}, "must be a dict of 'rule', a str"),
+    "no dict": (lambda good: 3, "must be a dict of 'rule', a str, and scale_fwd.*; got 3"),
+    "a dtype": (lambda good: good | {"scale_fwd": torch.ones(3).double()}, "scale_fwd of '0.delayed' must be float32"),
+    "a shape": (
+        lambda good: good | {"scale_bwd": torch.ones(3)},
+        r"scale_bwd .* float32 \[2\], got torch.float32 \[3\]",
+    ),
+    "no rows": (lambda good: good | {"amax_history_bwd": torch.ones(0, 2)}, r"\[L, 2\] with L > 0, got .*\[0, 2\]"),
+    "no tensor": (lambda good: good | {"amax_history_fwd": None}, "amax_history_fwd .* got None"),
+}
+
+
+@pytest.mark.parametrize("wrong, words", WRONG.values(), ids=WRONG)
+def test_a_state_that_does_not_fit_is_refused_in_words_and_changes_nothing(wrong, words):
+    model = make_model()
+    train(model, range(3))
+    before = quire.delayed_state(model)
+    bad = (
+        wrong
+        if isinstance(wrong, dict)
+        else {"2.delayed": before["2.delayed"], "0.delayed": wrong(before["0.delayed"])}
+    )
+    with pytest.raises(ValueError, match=f"set_delayed_state: .*{words}"):
+        quire.set_delayed_state(model, bad)
+    after = quire.delayed_state(model)
+    assert str(after) == str(before)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_go_on_as_the_original_would_and_apart_from_it(duplicate, equal_bits):
+    model = make_model()
+    train(model, range(4))
+    twin, pickled = duplicate(model), pickle.dumps(model)
+    expected = train(model, range(4, 8))
+    assert same(train(twin, range(4, 8)), expected, equal_bits)
+    assert same(in_a_new_thread(lambda: train(pickle.loads(pickled), range(4, 8))), expected, equal_bits)
+
+
+def test_a_pickle_from_before_there_were_newest_scales_goes_on_as_its_original_would(equal_bits):
+    model = make_model()
+    train(model, range(4))
+    older = copy.deepcopy(model)
+    for layer in (older[0], older[2]):
+        fields = layer.delayed.__getstate__()
+        layer.delayed = quire.delayed.DelayedState.__new__(quire.delayed.DelayedState)
+        layer.delayed.__setstate__({k: v for k, v in fields.items() if k not in ("fwd_newest", "bwd_newest", "_lent")})
+    assert same(train(older, range(4, 8)), train(model, range(4, 8)), equal_bits)
+
+
+def test_casting_a_model_leaves_its_scales_in_float32(equal_bits):
+    model = make_model()
+    train(model, range(3))
+    before = [getattr(model[0].delayed, name) for name in STATE]
+    model.bfloat16().float().half()
+    assert same([getattr(model[0].delayed, name) for name in STATE], before, equal_bits)
+
+
+@pytest.mark.cpu_only
+def test_what_leaves_the_meta_device_is_new_and_what_is_there_is_left_alone():
+    with torch.device("meta"):
+        model = make_model()
+    assert model[0].delayed.fwd_scale.is_meta and not model[0].delayed.usable
+    assert quire.delayed_state(model) == {}
+    with quire.autocast(recipe=RECIPE):
+        model(torch.empty(4, 16, device="meta"))
+    other = make_model()
+    train(other, range(2))
+    model.to_empty(device="cpu")
+    state = model[0].delayed
+    assert state.usable and state.fwd_scale.tolist() == [1] * 3 and state.usage.tolist() == [0] * 3
+    train(model, range(2))
+    assert model[0].delayed.fwd_scale[0] != 1
+    model.to("meta")
+    assert not model[0].delayed.usable
+    train(other, range(2))
+
+
+def test_a_layer_may_move_between_forward_and_backward(equal_bits):
+    model, still = make_model(), make_model()
+    for m in (model, still):
+        train(m, range(3))
+    results = []
+    for m in (model, still):
+        x = varied(3, 8, 16).requires_grad_()
+        with quire.autocast(recipe=RECIPE):
+            y = m(x)
+        if m is model:
+            m.double().float()
+        y.backward(torch.ones(8, 16))
+        results.append([y.detach(), x.grad, *(getattr(m[0].delayed, name).clone() for name in STATE[:4])])
+    assert same(*results, equal_bits)
+
+
+def test_the_state_of_a_layer_that_is_gone_is_forgotten():
+    gc.collect()
+    before = len(quire.delayed.state._STATES)
+    model = make_model()
+    train(model, range(2))
+    assert len(quire.delayed.state._STATES) == before + 2
+    del model
+    gc.collect()
+    assert len(quire.delayed.state._STATES) == before
+
+
+@pytest.mark.cpu_only
+def test_too_many_recipes_are_refused_in_words():
+    def run():
+        try:
+            for margin in range(100):
+                with quire.autocast(recipe=DelayedScaling(margin=margin)):
+                    pass
+        except RuntimeError as error:
+            results.append((margin, str(error)))
+
+    results = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert results[0][0] == 64 and "more than 64 different ones in a thread" in results[0][1]

@@ -1,0 +1,99 @@
+"""Defects that other projects had with many processes, and that quire must not have. What other tests cover:
+
+| defect elsewhere | test |
+|---|---|
+| columnwise codes that are gathered in a wrong order, so that the gradient of the weight is wrong | test_linear.py, test_results_are_those_of_one_process: dw, tokens divided |
+| amaxes that are not reduced with reduce_amax=False | the same, recipe delayed_of_each_rank |
+| amaxes that are reduced over a wrong group | delayed/test_distributed.py |
+| LayerNormLinear with divided tokens casts another tensor | test_linear.py, test_layers_with_a_norm |
+| divided tokens whose number is no multiple of 8 or 128 | test_linear.py, tokens of 14, 2 and 0 |
+| gradients of norms and biases that are partial sums | test_linear.py, test_layers_with_a_norm; biases of row layers |
+| a right forward pass with a sum missing in backward | test_linear.py: dx |
+| a quantized tensor within a DTensor | test_styles.py, test_what_cannot_be_divided_is_refused_and_stays_as_it_is |
+| checkpoints with an _extra_state, or without some formats | test_training_state.py, test_codes_of_quantized_weights_are_kept |
+| codes that are decoded and quantized again when they are loaded | the same; test_saving_a_new_optimizer_leaves_codes_as_they_are |
+| processes that stall without an error | test_failing_ranks.py |
+"""  # noqa: E501 (rows of a table)
+
+import pytest
+import torch
+
+from python.distributed.defect_ranks import (
+    bytes_after_steps,
+    gathered_bytes,
+    gradient_norm,
+    group_of_one,
+    group_that_comes_later,
+    kept_codes_are_used,
+    main_grad_of_shards,
+    only_one_makes_a_layer,
+    part_of_zeros,
+    parts_that_end_within_a_block,
+    uneven_shards,
+)
+from python.distributed.parallel_layers import IN
+
+
+@pytest.mark.parametrize("recipe", ["fp8_current", "nvfp4", "delayed"])
+def test_a_part_of_zeros_does_not_give_a_scale_of_its_own(two, recipe):
+    two.run(part_of_zeros, recipe)
+
+
+def test_a_group_of_one_process_does_not_change_a_bit(two):
+    two.run(group_of_one)
+
+
+def test_a_weight_that_all_processes_have_does_not_count_twice_in_the_norm_of_gradients(two):
+    for one, divided in two.run(gradient_norm):
+        assert divided == pytest.approx(one, rel=1e-5)
+
+
+# Bytes of a code and its part of a scale, against the 2 of bfloat16.
+@pytest.mark.parametrize(("recipe", "most"), [("fp8_current", 0.51), ("mxfp8", 0.53), ("nvfp4", 0.29)])
+def test_a_gather_of_codes_does_not_send_values(two, recipe, most):
+    for (x, x_again), (nothing, dy) in two.run(gathered_bytes, recipe):
+        assert 0 < x <= most and 0 < x_again <= most and nothing == 0 and 0 < dy <= 2 * most
+
+
+def test_codes_that_are_kept_do_not_get_lost(two):
+    for found in two.run(kept_codes_are_used):
+        for without, kept, stale in found:
+            assert kept == without - 1 and "changed" in stale
+
+
+# Of recipes without an amax of the whole tensor.
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block"])
+def test_a_part_that_ends_within_a_block_does_not_take_scales_of_another(two, recipe):
+    two.run(parts_that_end_within_a_block, recipe)
+
+
+def test_making_a_layer_does_not_wait_for_other_processes(two):
+    assert two.run(only_one_makes_a_layer, deadline=30) == [True, True]
+
+
+def test_a_layer_that_gets_its_group_later_does_not_have_the_weights_of_another(two):
+    first, second = two.run(group_that_comes_later)
+    for case, (drawn, state) in first.items():
+        other, other_state = second[case]
+        assert state == other_state
+        for name, values in drawn.items():
+            t, bound = torch.tensor(values), 1 / IN**0.5
+            if t.dim() == 2:
+                assert values != other[name] and 0.9 * bound < t.abs().max() <= bound, (case, name)
+            else:
+                assert values == other[name], (case, name)
+
+
+@pytest.mark.parametrize("out", [33, 1])
+def test_rows_that_do_not_divide_do_not_stop_fully_shard(two, out):
+    two.run(uneven_shards, out)
+
+
+def test_copies_of_weights_do_not_pile_up(two):
+    for found in two.run(bytes_after_steps, 4):
+        assert found[1] == found[2] == found[3]
+
+
+def test_a_main_grad_of_shards_does_not_get_lost(two):
+    for said in two.run(main_grad_of_shards):
+        assert "fuse_wgrad_accumulation=True needs weight.main_grad" in said and "got None" in said

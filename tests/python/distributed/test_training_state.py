@@ -1,0 +1,255 @@
+"""quire.TrainingState: what some processes have saved with torch.distributed.checkpoint, others load, to the bit."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+import quire
+from python.distributed.training_state_ranks import (
+    PARTS,
+    Model,
+    Run,
+    assert_same,
+    disagrees,
+    divided_without_a_rank,
+    entries_are_refused,
+    loads,
+    resumes,
+    saves_in_background,
+    stages,
+    trains_and_saves,
+    undivided_layers,
+)
+from quire import te
+from quire.distributed import Parallel
+from ranks import rank_of
+
+#: Options of quantized_model_init.
+QUANTIZED = {"codes": {}, "codes and masters": {"keep_master": True}}
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "delayed"])
+@pytest.mark.parametrize("way", ["DistributedDataParallel", "fully_shard", "parallel=", "styles", "styles of PyTorch"])
+def test_a_run_goes_on_with_the_same_bits(two, tmp_path, way, recipe):
+    two.run(resumes, str(tmp_path), way, recipe, None)
+
+
+@pytest.mark.parametrize("storage", QUANTIZED)
+@pytest.mark.parametrize(("way", "recipe"), [("one process", "nvfp4_no_sr"), ("DistributedDataParallel", "mxfp8")])
+def test_codes_of_quantized_weights_are_kept(two, tmp_path, way, recipe, storage):
+    if way == "one process":
+        resumes(0, str(tmp_path), way, recipe, QUANTIZED[storage])
+    else:
+        two.run(resumes, str(tmp_path), way, recipe, QUANTIZED[storage])
+
+
+def test_a_compiled_model_has_the_names_of_the_model(tmp_path):
+    resumes(0, str(tmp_path), "torch.compile", "mxfp8", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saved", "loaded", "model", "recipe"),
+    [
+        ("parallel=", ["fully_shard", "DistributedDataParallel", "parallel="], "swiglu", "nvfp4"),
+        ("parallel=", ["fully_shard"], "swiglu", "delayed"),
+        ("fully_shard", ["parallel="], "swiglu", "nvfp4"),
+        ("styles", ["fully_shard", "parallel=", "styles of PyTorch"], "gelu", "nvfp4"),
+    ],
+)
+def test_what_two_processes_save_one_and_four_and_others_load(two, four, tmp_path, saved, loaded, model, recipe):
+    expected, other = two.run(trains_and_saves, str(tmp_path), saved, recipe, model)
+    assert expected == other
+    assert len(expected["up.weight "]) == sum(PARTS) and len(expected["up.weight exp_avg"]) == sum(PARTS)
+    assert ("up.delayed rule" in expected) is (recipe == "delayed")
+    assert loads(0, str(tmp_path), "one process", recipe, model) == expected
+    for way in loaded:
+        for ranks in (two, four):
+            assert ranks.run(loads, str(tmp_path), way, recipe, model) == [expected] * ranks.size, (way, ranks.size)
+
+
+@pytest.mark.slow
+def test_parts_that_fully_shard_divides_are_saved_at_their_places(four, two, tmp_path):
+    way, folder, back = "parallel= and fully_shard", str(tmp_path / "four"), str(tmp_path / "two")
+    expected, *others = four.run(trains_and_saves, folder, way, "nvfp4", "swiglu")
+    assert others == [expected] * 3
+    assert loads(0, folder, "one process", "nvfp4", "swiglu") == expected
+    assert two.run(loads, folder, "parallel=", "nvfp4", "swiglu") == [expected] * 2
+    assert four.run(loads, folder, way, "nvfp4", "swiglu") == [expected] * 4
+    expected, _ = two.run(trains_and_saves, back, "fully_shard", "nvfp4", "swiglu")
+    assert four.run(loads, back, way, "nvfp4", "swiglu") == [expected] * 4
+
+
+def test_one_processs_state_is_loaded_by_many(two, tmp_path):
+    run = Run("one process", "nvfp4")
+    run.step(0)
+    torch.distributed.checkpoint.save({"train": run.state}, checkpoint_id=str(tmp_path), no_dist=True)
+    expected = loads(0, str(tmp_path), "one process", "nvfp4", "swiglu")
+    for way in ("parallel=", "fully_shard"):
+        assert two.run(loads, str(tmp_path), way, "nvfp4", "swiglu") == [expected] * 2
+
+
+def test_a_state_is_saved_in_the_background(two, tmp_path):
+    two.run(saves_in_background, str(tmp_path))
+
+
+def test_stages_of_a_pipeline_save_what_each_has(two, tmp_path):
+    two.run(stages, str(tmp_path))
+
+
+def test_torch_save_takes_the_same_state():
+    for storage in (None, {}, {"keep_master": True}):
+        run = Run("one process", "delayed", storage)
+        run.step(0), run.step(1)
+        file = io.BytesIO()
+        torch.save(run.state.state_dict(), file)
+        assert b"quire" not in file.getvalue()
+        expected = [run.step(2), run.step(3)]
+        file.seek(0)
+        again = Run("one process", "delayed", storage, seed=5)
+        again.state.load_state_dict(torch.load(file, weights_only=True))
+        for number, values in zip((2, 3), expected, strict=True):
+            assert_same(again.step(number), values, storage)
+
+
+KINDS = {
+    "experts": lambda: quire.GroupedLinear(2, 64, 64),
+    "experts in one weight": lambda: quire.GroupedLinear(2, 64, 64, single_grouped_weight=True),
+    "a mixture": lambda: quire.MoE(64, 64, 2),
+    "a layer with a norm": lambda: quire.LayerNormLinear(64, 64),
+    "no layer of quire": lambda: torch.nn.Linear(4, 4),
+}
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "two": lambda parameters: [torch.optim.AdamW([each]) for each in parameters],
+    "none": lambda parameters: None,
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_and_optimizer(kind, quantized, optimizer):
+    def make():
+        with quire.quantized_model_init(enabled=quantized, recipe="mxfp8"):
+            model = torch.nn.Sequential(KINDS[kind]())
+        return model, quire.TrainingState(model, OPTIMIZERS[optimizer](model.parameters()))
+
+    file = io.BytesIO()
+    model, state = make()
+    torch.save(state.state_dict(), file)
+    assert b"quire" not in file.getvalue()
+    file.seek(0)
+    other, state = make()
+    state.load_state_dict(torch.load(file, weights_only=True))
+    assert_same(dict(other.named_parameters()), dict(model.named_parameters()))
+    assert_same(quire.rng_state(other), quire.rng_state(model))
+
+
+def test_a_divided_layer_of_several_parameters():
+    with rank_of(1, 2) as group:
+        parts = {"q": 32, "k": 16, "v": 16}
+        for mode in ("column", "row"):
+            torch.manual_seed(0)
+            layer = te.Linear(64, 64, parallel=Parallel(mode, group), parameters_split=parts)
+            state = quire.TrainingState(layer, torch.optim.AdamW(layer.parameters())).state_dict()
+            for name, size in parts.items():
+                found = state["model"][f"{name}_weight"], state["optimizer"]["state"][f"{name}_weight"]["exp_avg"]
+                assert all(t.shape == (size, 64) for t in found)
+                (piece,) = found[0].pieces
+                assert piece.first == ((size // 2, 0) if mode == "column" else (0, 32))
+            assert state["model"]["q_bias"].shape == (32,)
+            assert all(torch.equal(t, layer.get_parameter(name)) for name, t in layer.state_dict().items())
+        torch.nn.utils.parametrizations.weight_norm(layer, "q_weight")
+        with pytest.raises(NotImplementedError, match="'q_weight' is this rank's shard of a weight and is parametriz"):
+            quire.TrainingState(layer).state_dict()
+
+
+def test_copies_of_a_divided_layers_state_dict_are_plain():
+    with rank_of(0, 2) as group:
+        layer = quire.Linear(64, 64, parallel=Parallel("row", group))
+        state, file = layer.state_dict(), io.BytesIO()
+        torch.save(state, file)
+        assert b"quire" not in file.getvalue()
+        file.seek(0)
+        other = copy.deepcopy(layer)
+        for given in (torch.load(file, weights_only=True), copy.deepcopy(state), state):
+            torch.nn.init.zeros_(other.weight)
+            other.load_state_dict(given)
+            assert torch.equal(other.weight, layer.weight)
+            other.load_state_dict(given, assign=True)
+            assert type(other.weight) is torch.nn.Parameter and type(other.weight.data) is torch.Tensor
+
+
+def test_saving_a_new_optimizer_leaves_codes_as_they_are():
+    changed = 0
+    for recipe in ("mxfp8", "nvfp4_no_sr", "fp8_current"):
+        run = Run("one process", recipe, {})
+        before = copy.deepcopy(dict(run.model.named_parameters()))
+        run.state.state_dict()
+        assert_same(dict(run.model.named_parameters()), before, recipe)
+        run.model.up.weight.detach().add_(0)
+        changed += not torch.equal(run.model.up.weight.rowwise_data, before["up.weight"].rowwise_data)
+    assert changed  # by a second rounding
+
+
+def test_parts_of_a_weight_are_not_taken_for_the_whole(two, tmp_path):
+    for said in two.run(entries_are_refused, str(tmp_path)):
+        assert len(said) == 2 and all("quire.TrainingState" in text and "shard of a tensor" in text for text in said)
+
+
+def test_processes_that_differ_are_told(two):
+    for seeds, scales, layers in two.run(disagrees):
+        assert "do not follow from one torch.manual_seed" in seeds
+        assert "different states of delayed scaling" in scales and "reduce_amax=False" in scales
+        assert "the ranks have different layers" in layers
+
+
+def test_the_random_state_of_layers_that_were_divided_later_is_that_of_one_process(two):
+    first, second = two.run(divided_without_a_rank)
+    assert first[0] == second[0] == {name: state.tolist() for name, state in first[1].items()}
+
+
+def test_what_does_not_fit_is_refused():
+    model = Model()
+    with pytest.raises(TypeError, match="TrainingState: model must be a torch.nn.Module"):
+        quire.TrainingState({})
+    with pytest.raises(TypeError, match="TrainingState: optimizer must be a torch.optim.Optimizer, got 3"):
+        quire.TrainingState(model, 3)
+    for _ in range(2):
+        with quire.autocast(recipe="fp8_delayed"):
+            model(torch.ones(4, 128))
+    with pytest.warns(UserWarning, match="without recipe= their scales and amax histories are not in the state"):
+        quire.TrainingState(model).state_dict()
+    other = quire.recipe.DelayedScaling(margin=1)
+    with pytest.raises(RuntimeError, match="'mlp.fc1_delayed' has run under the delayed scaling '0,HYBRID,1024,.*pass"):
+        quire.TrainingState(model, recipe=other).state_dict()
+    with quire.quantized_model_init(recipe="mxfp8"):
+        quantized = quire.Linear(64, 64)
+    state = quire.TrainingState(quire.Linear(64, 64)).state_dict()
+    with pytest.raises(ValueError, match="has no 'weight.mxfp8:nan.rowwise_data'; make the model with the recipe of"):
+        quire.TrainingState(quantized).load_state_dict(state)
+
+
+def test_a_layer_that_is_not_divided_rounds_as_the_data_of_its_process(four):
+    """Of a mesh of 2 x 2: processes of a tensor-parallel group have the same tokens, those of another different ones.
+    Process i computes on the data i // 2."""
+    seeds, numbers = zip(*four.run(undivided_layers), strict=True)
+    for name in ("head", "divided", "reset", "converted"):
+        a, b, c, d = (one[name] for one in seeds)
+        assert a == b != c == d, name
+    assert len({one["tokens"] for one in seeds}) == 4
+    assert len({one["not told"] for one in seeds}) == 4
+    torch.manual_seed(0)
+    assert seeds[0]["head"] == quire.Linear(32, 32).sr_state.tolist()[0]
+    # The same tokens, of which a gradient is rounded.
+    assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
+
+
+def test_a_rank_that_is_none_is_refused():
+    for rank, error in ((-1, ValueError), ("0", TypeError), (None, TypeError)):
+        with pytest.raises(error, match="data_parallel_rank: rank must be"), quire.distributed.data_parallel_rank(rank):
+            pass

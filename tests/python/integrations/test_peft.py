@@ -1,0 +1,139 @@
+"""Low-rank adapters of peft on layers of quire."""
+
+import copy
+
+import pytest
+
+pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+import tiny_language_models as tiny  # noqa: E402
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import quire  # noqa: E402
+from quire.integrations.peft import prepare  # noqa: E402
+from quire.integrations.transformers import register  # noqa: E402
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"], "task_type": "CAUSAL_LM"}
+
+
+class Adapted(torch.nn.Module):
+    """A layer with an adapter, written out."""
+
+    def __init__(self, base, down, up):
+        super().__init__()
+        self.base, self.down, self.up = base.requires_grad_(False), down, up
+
+    def forward(self, x):
+        y = self.base(x)
+        down, up = torch.nn.functional.linear(x, self.down), torch.nn.functional.linear
+        return y + up(down, self.up) * (LORA["lora_alpha"] / LORA["r"])
+
+
+def adapt(model, as_in):
+    """Gives a model the adapters, with their present values, of one that peft has adapted."""
+    model.requires_grad_(False)
+    values = {name.removeprefix("base_model.model."): p.detach().clone() for name, p in as_in.named_parameters()}
+    for name in [name for name, _ in model.named_modules() if name.endswith(tuple(LORA["target_modules"]))]:
+        down, up = (torch.nn.Parameter(values[f"{name}.lora_{part}.default.weight"]) for part in "AB")
+        model.set_submodule(name, Adapted(model.get_submodule(name), down, up))
+
+
+def trained_losses(model):
+    ids, optimizer = tiny.tokens(4), torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(6):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    register()
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+
+
+def test_adapters_train_on_quantized_weights_which_stay_as_they_are(loaded):
+    before = {
+        name: p.detach().dequantize() for name, p in loaded.named_parameters() if isinstance(p, quire.QuantizedTensor)
+    }
+    assert len(before) == 14
+    own = copy.deepcopy(loaded)
+    model = peft.get_peft_model(loaded, peft.LoraConfig(**LORA))
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    adapt(own, model)
+    losses = trained_losses(model)
+    assert losses == trained_losses(own) and len(set(losses)) == 6
+    now = {
+        name: p.detach().dequantize() for name, p in loaded.named_parameters() if isinstance(p, quire.QuantizedTensor)
+    }
+    assert [torch.equal(a, b) for a, b in zip(before.values(), now.values(), strict=True)] == [True] * 14
+
+
+def test_the_gradient_of_an_adapter_is_that_of_the_decoded_weight(loaded):
+    """dx of a quantized layer is computed of decoded weights, so that the adapters before it learn."""
+    torch.manual_seed(0)
+    model = peft.get_peft_model(loaded, peft.LoraConfig(**LORA, init_lora_weights=False))
+    model(tiny.tokens(), labels=tiny.tokens()).loss.backward()
+    for name, p in model.named_parameters():
+        assert (p.grad is not None and p.grad.any()) == ("lora_" in name), name
+
+
+def test_merging_into_a_quantized_weight_is_refused_and_changes_nothing(loaded):
+    config = prepare(peft.LoraConfig(**LORA, init_lora_weights=False))
+    model = peft.get_peft_model(loaded, config).eval()
+    ids = tiny.tokens()
+    with torch.no_grad():
+        before = model(ids).logits
+    for merge in (model.merge_adapter, model.merge_and_unload):
+        with pytest.raises(NotImplementedError, match=r"quantized as mxfp8.*model\.dequantize\(\)"):
+            merge()
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_merging_into_a_plain_weight_of_a_layer_of_quire_is_as_in_peft():
+    torch.manual_seed(0)
+    model = quire.convert(tiny.model_of("llama"), None, min_features=1)
+    model = peft.get_peft_model(model, prepare(peft.LoraConfig(**LORA, init_lora_weights=False))).eval()
+    with torch.no_grad():
+        expected = model(tiny.tokens()).logits
+        model.merge_adapter()
+        torch.testing.assert_close(model(tiny.tokens()).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_another_configuration_is_refused():
+    with pytest.raises(TypeError, match="must be a peft.LoraConfig, got IA3Config"):
+        prepare(peft.IA3Config())
+
+
+def test_adapters_merge_into_a_dequantized_model(loaded):
+    torch.manual_seed(0)
+    plain = loaded.dequantize()
+    model = peft.get_peft_model(plain, peft.LoraConfig(**LORA, init_lora_weights=False)).eval()
+    with torch.no_grad():
+        expected = model(tiny.tokens()).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(tiny.tokens()).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_adapters_train_on_layers_that_quantize_in_each_call():
+    model = tiny.model_of("llama")
+    quire.convert(model, "mxfp8", min_features=1)
+    model = peft.get_peft_model(model, peft.LoraConfig(**LORA))
+    assert type(model.base_model.model.model.layers[0].self_attn.q_proj.base_layer) is quire.Linear
+    model(tiny.tokens(), labels=tiny.tokens()).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_saving_with_an_adapter_writes_the_adapter_only(loaded, tmp_path):
+    loaded.add_adapter(peft.LoraConfig(**LORA))
+    loaded.save_pretrained(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
