@@ -84,11 +84,12 @@ def cheap(item: pytest.Item) -> bool:
 
 
 def one_of_each_test(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Always the same case of a test, and of different tests different ones, so that all recipes are seen."""
+    """Always the same case of a test, wherever its file lies, and of different tests different ones, so that all
+    recipes are seen."""
     tests = defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
-    return [cases[zlib.crc32(cases[0].nodeid.encode()) % len(cases)] for cases in tests.values()]
+    return [cases[zlib.crc32(test.partition("::")[2].encode()) % len(cases)] for test, cases in tests.items()]
 
 
 def chosen(items: list[pytest.Item], device: str, quick: bool) -> set[pytest.Item]:

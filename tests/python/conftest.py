@@ -186,6 +186,18 @@ def compiler():
     forget()
 
 
+@pytest.fixture
+def flushing():
+    """Sets the mode when it is called."""
+
+    def start():
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this CPU cannot flush subnormals to zero")
+
+    yield start
+    torch.set_flush_denormal(False)
+
+
 @pytest.fixture(scope="session")
 def ranks():
     """ranks(size): so many processes of a group, which tests of all files share. Each takes seconds to start."""

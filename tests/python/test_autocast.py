@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import quire
-from quire import te
 from quire.autocast import active_recipe
 from quire.recipe import Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
@@ -147,10 +146,6 @@ def test_arguments_of_a_wrong_kind_are_refused_in_words(arguments, error, words)
     assert active_recipe() is None
 
 
-def test_arguments_have_transformer_engines_order():
-    with te.autocast(True, False, NV, None, False):
-        assert active_recipe() is NV
+def test_a_recipe_in_the_place_of_another_argument_is_refused():
     with pytest.raises(TypeError, match="calibrating must be a bool, got NVFP4BlockScaling.*passed as recipe="):
         quire.autocast(True, NV)
-    with pytest.raises(NotImplementedError, match="_graph=True is what TransformerEngine sets.*leave it False"):
-        te.autocast(_graph=True)

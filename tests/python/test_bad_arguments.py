@@ -9,7 +9,6 @@ import torch
 
 import quire
 from quire import recipe as recipes
-from quire import te
 
 X, META = torch.ones(4, 32), torch.ones(4, 32, device="meta")
 BYTES = torch.zeros(128, 4, dtype=torch.uint8)
@@ -45,18 +44,6 @@ CASES = {
     ),
     "loads of no ids": (lambda: quire.moe.tokens_per_expert(3, 2), TypeError, "topk_ids must be a tensor, got 3"),
     "scores of no logits": (lambda: quire.moe.scores([1.0]), TypeError, "scores: logits must be a tensor, got [1.0]"),
-    "a loss of no scores": (
-        lambda: te.fused_moe_aux_loss([1.0], X, 4, 2, 1, coeff=1.0),
-        TypeError,
-        "fused_moe_aux_loss: probs must be a tensor, got [1.0]",
-    ),
-    "a loss of no experts": (
-        lambda: te.fused_moe_aux_loss(X, X, 4, 0, 1, coeff=1.0),
-        ValueError,
-        "fused_moe_aux_loss: probs must be [T, n * num_experts] for num_experts = 0, got [4, 32]",
-    ),
-    "padding to nothing": (lambda: te.Fp8Padding(2, 0), ValueError, "align_size must be at least 1, or None"),
-    "padding to a text": (lambda: te.Fp8Unpadding(2, "8"), TypeError, "align_size must be an int, got '8'"),
     "experts without number": (
         lambda: torch.ops.quire.limit_capacity(torch.zeros(4, 2, dtype=torch.int32), 2**62, 1),
         RuntimeError,

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import quire
-import quire.te as te
 from defaults import DEFAULTS, in_turn
 from every_recipe import DEFAULTS as RECIPES
 from every_recipe import STATIC, assert_same
@@ -65,37 +64,6 @@ def routed():
     return [weights, ids, load, *losses]
 
 
-def permuted():
-    mask = (randn(32, 8) > 0).to(torch.int32)
-    rows = te.moe_permute_with_probs(randn(32, 16), randn(32, 8).sigmoid(), mask, int(mask.sum()))
-    padded, sizes = te.Fp8Padding(3, 16)(randn(10, 4), [1, 0, 9])
-    return [*rows, padded, torch.tensor(sizes, dtype=torch.int64, device="cpu")]
-
-
-def turned():
-    embedding = te.RotaryPositionEmbedding(32, seq_len_interpolation_factor=3, pretrained_max_position_embeddings=4)
-    angles = embedding.to_empty(device="cpu")(14)
-    return [angles, te.apply_rotary_pos_emb(randn(12, 2, 3, 32), angles)]
-
-
-def attended(**options):
-    layer = te.DotProductAttention(4, 16, attention_dropout=0.0, **options)
-    return [layer.to_empty(device="cpu")(*(randn(5, 2, 4, 16) for _ in range(3)), core_attention_bias_type="alibi")]
-
-
-def cached():
-    cache = te.InferenceParams(2, 8, num_heads_kv=4, head_dim_k=16, dtype=torch.float32)
-    cache.allocate_memory(1, "cpu")
-    cache.pre_step({0: 3, 1: 2})
-    keys, values, *lengths = cache.step(1, randn(2, 3, 4, 16), randn(2, 3, 4, 16), "bshd")
-    return [keys, values, *lengths, cache.pre_step_seqlens]
-
-
-def dropped():
-    path = te.attention.transformer_layer.DropPath(0.3, 0)
-    return [path(torch.ones(64, 4, **PLAIN))]
-
-
 def run_by_a_runner():
     runner = quire.runners.LinearRunner(randn(64, 32), randn(64), input_scale=0.0123)
     return [quire.nvfp4_linear(randn(4, 32).bfloat16(), quire.runners.register(runner), 64)]
@@ -115,9 +83,7 @@ CALLS = {
     **{f"gptq {name}": functools.partial(by_method, recipe, "gptq", True) for name, recipe in STATIC.items()},
     "rtn": functools.partial(by_method, "nvfp4", "rtn", False),
     "4over6": functools.partial(by_method, "nvfp4", "4over6", False),
-    **{function.__name__: function for function in (calibrated, routed, permuted, turned, cached, dropped)},
-    "attended": attended,
-    "attended, a learnable sink": functools.partial(attended, softmax_type="off-by-one"),
+    **{function.__name__: function for function in (calibrated, routed)},
     "run_by_a_runner": run_by_a_runner,
     "informed": informed,
 }

@@ -8,7 +8,6 @@ import torch
 
 import quire
 from quire import recipe as recipes
-from quire import te
 from quire.recipe import DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
 pytestmark = pytest.mark.any_device
@@ -182,10 +181,6 @@ MISTAKES = {
         lambda: quire.MoE(64, 64, 4, dtype=torch.bfloat16),
         "argument 'dtype'; ... capacity; the dtype of parameters is params_dtype",
     ),
-    "tensor parallelism": (
-        lambda: te.Linear(64, 32, tp_size=2),
-        "Linear: tp_size=2 without tp_group is not available without parallel_mode; pass parallel_mode, and",
-    ),
     # Calls.
     "other features than a layer's": (
         lambda: called(x(4, 63)),
@@ -316,10 +311,6 @@ MISTAKES = {
         "set_delayed_state: ... that the model has not: 'other'; pass what quire.delayed_state gave",
     ),
     "a misspelt name": (lambda: quire.convrt, "'quire' has no attribute 'convrt'; did you mean 'convert'"),
-    "a function that quire has not": (
-        lambda: te.parallel_cross_entropy,
-        "not available: ... Use torch.nn.functional.cross_entropy",
-    ),
 }
 
 

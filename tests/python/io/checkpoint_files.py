@@ -62,7 +62,7 @@ class Files:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.reshape(-1).view(torch.uint8).numpy().reshape(tensor.shape)
+    return tensor.reshape(-1).view(torch.uint8).cpu().numpy().reshape(tensor.shape)
 
 
 def e4m3(codes: np.ndarray) -> np.ndarray:
@@ -129,13 +129,13 @@ def modelopt_nvfp4(stem: str, rows: int, columns: int, *, scale2: float = 0.0123
     tensors = {f"{stem}.weight": data, f"{stem}.weight_scale": scales, f"{stem}.weight_scale_2": second}
     tensors[f"{stem}.input_scale"] = torch.tensor(0.0371, dtype=F32)
     blocks = e4m3(bytes_of(scales)) * np.float32(scale2)
-    return tensors, e2m1(data.numpy()) * spread(blocks, 16, columns)
+    return tensors, e2m1(data.cpu().numpy()) * spread(blocks, 16, columns)
 
 
 def modelopt_fp8(stem: str, rows: int, columns: int, *, scale: torch.Tensor):
     data = every_byte(rows, columns, seed=rows).view(E4M3)
     tensors = {f"{stem}.weight": data, f"{stem}.weight_scale": scale}
-    flat = scale.numpy().reshape(-1)
+    flat = scale.cpu().numpy().reshape(-1)
     each = flat.reshape(-1, 1) if flat.size > 1 else flat
     return tensors, e4m3(bytes_of(data)) * each
 
@@ -149,10 +149,10 @@ def tiled(data: torch.Tensor, scale: np.ndarray) -> np.ndarray:
 def mx(stem: str, rows: int, columns: int, *, four_bits: bool, weight: str = "weight"):
     data = every_byte(rows, columns // 2 if four_bits else columns, seed=rows)
     scale = every_byte(rows, columns // 32, seed=columns)
-    codes = e2m1(data.numpy()) if four_bits else e4m3(data.numpy())
+    codes = e2m1(data.cpu().numpy()) if four_bits else e4m3(data.cpu().numpy())
     tensors = {f"{stem}.{weight}": data if four_bits else data.view(E4M3), f"{stem}.weight_scale": scale}
     with np.errstate(over="ignore"):
-        return tensors, codes * spread(e8m0(scale.numpy()), 32, columns)
+        return tensors, codes * spread(e8m0(scale.cpu().numpy()), 32, columns)
 
 
 def modelopt_config(algorithm: str, **other: object) -> dict[str, dict]:
@@ -194,4 +194,4 @@ def compressed_nvfp4(stem: str, rows: int = 48, columns: int = 256, divisor: flo
     if static:
         tensors[f"{stem}.input_global_scale"] = torch.tensor([77.0])
     blocks = e4m3(bytes_of(scales)) / np.float32(divisor)
-    return tensors, e2m1(data.numpy()) * spread(blocks, 16, columns)
+    return tensors, e2m1(data.cpu().numpy()) * spread(blocks, 16, columns)

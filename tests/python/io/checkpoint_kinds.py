@@ -57,7 +57,7 @@ def _block_scale(rows: int, columns: int) -> Callable:
         scale = torch.rand(-(-rows // 128), 1, -(-columns // 128), 1) + 0.01
         whole = scale.numel() == 1
         tensors = {f"{stem}.weight": data, f"{stem}.weight_scale": scale.reshape(()) if whole else scale}
-        return tensors, tiled(data, scale.numpy()[:, 0, :, 0])
+        return tensors, tiled(data, scale.cpu().numpy()[:, 0, :, 0])
 
     return layer
 
@@ -92,8 +92,8 @@ def experts_in_one() -> Files:
         f"{stem}_input_scale": torch.tensor(0.02),
         f"{stem}_bias": torch.randn(count, rows).to(BF16),
     }
-    blocks = e4m3(bytes_of(scales)) * second.numpy()[:, None, None]
-    return Files(tensors, modelopt_config("NVFP4"), {stem: e2m1(data.numpy()) * spread(blocks, 16, columns)})
+    blocks = e4m3(bytes_of(scales)) * second.cpu().numpy()[:, None, None]
+    return Files(tensors, modelopt_config("NVFP4"), {stem: e2m1(data.cpu().numpy()) * spread(blocks, 16, columns)})
 
 
 def _compressed(kind: str, weights: dict, inputs: dict | None, layer: Callable) -> Callable[[], Files]:
@@ -109,7 +109,7 @@ def _compressed(kind: str, weights: dict, inputs: dict | None, layer: Callable) 
 def _compressed_fp8(scale: torch.Tensor, shape: tuple[int, int], input_scale: torch.Tensor | None = None) -> Callable:
     def layer(stem: str):
         data = every_byte(*shape).view(E4M3)
-        wide = scale.float().numpy()
+        wide = scale.float().cpu().numpy()
         tiles = scale.dim() == 2 and scale.shape[1] > 1
         values = tiled(data, wide) if tiles else e4m3(bytes_of(data)) * wide.reshape(-1, 1)
         tensors = {f"{stem}.weight": data, f"{stem}.weight_scale": scale}
@@ -165,14 +165,14 @@ def _comfy_nvfp4(stem: str) -> tuple[Tensors, np.ndarray]:
 
 def _comfy_mxfp8(stem: str) -> tuple[Tensors, np.ndarray]:
     own, values = mx(stem, 160, 192, four_bits=False)
-    return own | {f"{stem}.weight_scale": torch.from_numpy(in_tiles(own[f"{stem}.weight_scale"].numpy()))}, values
+    return own | {f"{stem}.weight_scale": torch.from_numpy(in_tiles(own[f"{stem}.weight_scale"].cpu().numpy()))}, values
 
 
 def _comfy_e5m2(stem: str) -> tuple[Tensors, np.ndarray]:
     codes, scale = every_byte(48, 64), torch.tensor(0.25)
     own = {f"{stem}.weight": codes.view(torch.float8_e5m2), f"{stem}.weight_scale": scale}
     with np.errstate(invalid="ignore"):
-        return own, e5m2(codes.numpy()) * np.float32(0.25)
+        return own, e5m2(codes.cpu().numpy()) * np.float32(0.25)
 
 
 def _comfy(layer: Callable, *, where: str, **said: object) -> Callable[[], Files]:

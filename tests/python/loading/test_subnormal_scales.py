@@ -8,34 +8,10 @@ import torch
 
 import quire
 from python.io.checkpoint_files import Files, modelopt_config, modelopt_fp8
+from python.loading.subnormals import ONE, THREE, TINY, bits
 from quire.loading.float_mode import subnormals_kept
-from quire.te.ops.pointwise import _RoundedGradient
-from quire.te.pytorch import DType, Float8Quantizer, Float8Tensor
 
 pytestmark = pytest.mark.alone
-
-#: 2^-140 and 3 * 2^-140, by their bits; all numbers below 2^-126 are subnormal.
-TINY, THREE = (torch.tensor([bits << 9], dtype=torch.int32).view(torch.float32) for bits in (1, 3))
-
-
-@pytest.fixture
-def flushing():
-    """Sets the mode when it is called."""
-
-    def start():
-        if not torch.set_flush_denormal(True):
-            pytest.skip("this CPU cannot flush subnormals to zero")
-
-    yield start
-    torch.set_flush_denormal(False)
-
-
-def bits(t):
-    return t.detach().contiguous().reshape(-1).view(torch.int32).tolist()
-
-
-#: The bits of TINY; those of its multiples are as many times as large.
-ONE = 1 << 9
 
 
 def test_the_mode_of_the_caller_holds_again_after_each_use_and_each_error(flushing):
@@ -50,31 +26,6 @@ def test_the_mode_of_the_caller_holds_again_after_each_use_and_each_error(flushi
     with subnormals_kept():
         assert smallest * 0.5 != 0
     assert smallest * 0.5 != 0
-
-
-@pytest.mark.parametrize("before, wanted", [(torch.zeros(1), 3 * ONE), (THREE * 2, 6 * ONE)])
-def test_a_quantizer_with_a_scale_keeps_the_larger_of_two_subnormal_amaxes(flushing, before, wanted):
-    x, amax = torch.cat([TINY, -THREE]).repeat(16), before.clone()
-    quantizer = Float8Quantizer(torch.ones(1), amax, DType.kFloat8E4M3)
-    flushing()
-    quantizer(x)
-    assert bits(amax) == [wanted]
-
-
-def test_a_gradient_that_is_rounded_keeps_a_subnormal_amax(flushing):
-    amaxes, gradient = torch.zeros(2), THREE.expand(4, 32).contiguous()
-    x = torch.ones(4, 32, requires_grad=True)
-    y = _RoundedGradient.apply(x, "fp8_tensor", torch.ones(1), amaxes)
-    flushing()
-    y.backward(gradient)
-    assert bits(amaxes) == [3 * ONE, 0]
-
-
-def test_a_tensor_of_given_codes_has_the_subnormal_amax_of_its_values(flushing):
-    codes = torch.tensor([[2.0, -3.0, 0.5, 1.0]]).to(torch.float8_e4m3fn).view(torch.uint8)
-    flushing()
-    made = Float8Tensor(shape=(1, 4), dtype=torch.float32, data=codes, fp8_scale_inv=TINY, fp8_dtype=DType.kFloat8E4M3)
-    assert bits(made.rowwise_amax) == [3 * ONE]
 
 
 @pytest.mark.parametrize("of_user", ["amax_compute_algo", "scaling_factor_compute_algo"])

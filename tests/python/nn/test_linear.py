@@ -10,9 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import quire
-from quire import te
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
-from quire.te.arguments import OVERLAPPING
 
 pytestmark = pytest.mark.any_device
 
@@ -66,13 +64,6 @@ def test_the_dtype_of_parameters_has_two_names(option):
     assert layer.weight.dtype == layer.bias.dtype == torch.bfloat16
     with pytest.raises(ValueError, match="the same option, got torch.float32 and torch.float16"):
         quire.Linear(4, 4, dtype=torch.float32, params_dtype=torch.float16)
-
-
-@pytest.mark.parametrize("name", OVERLAPPING)
-def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(name):
-    te.Linear(4, 4, **{name: OVERLAPPING[name]})
-    with pytest.raises(NotImplementedError, match=f"quire.Linear: {name}=2 is not available in this version"):
-        te.Linear(4, 4, **{name: 2})
 
 
 def test_an_option_that_does_not_exist_is_refused():

@@ -1,13 +1,11 @@
-"""quire.LayerNorm and quire.RMSNorm: PyTorch's numbers, TransformerEngine's signature, compiled equals eager."""
+"""quire.LayerNorm and quire.RMSNorm: PyTorch's numbers, compiled equals eager."""
 
 import copy
-import inspect
 
 import pytest
 import torch
 
 import quire
-from quire import te
 
 NORMS = {
     "layer": (quire.LayerNorm, torch.nn.functional.layer_norm),
@@ -97,25 +95,14 @@ def test_compiled_equals_eager_bit_for_bit(make, backend, equal_bits):
     assert all(map(equal_bits, *results))
 
 
-TE_NORMS = {"layer": te.LayerNorm, "rms": te.RMSNorm}
-
-
-def test_the_signature_is_transformer_engines(kind):
-    signature = inspect.signature(TE_NORMS[kind].__init__).parameters
-    names = ["normalized_shape", "eps", "sequence_parallel", "params_dtype", "zero_centered_gamma", "hidden_size"]
-    defaults = [None, 1e-5, None, None, False, None]
-    assert [signature[name].default for name in names] == defaults
-    assert [name for name in signature if name in names] == names
-
-
 def test_parameters_are_named_and_initialised_like_pytorchs(kind):
     ours, theirs = NORMS[kind][0](16), {"layer": torch.nn.LayerNorm, "rms": torch.nn.RMSNorm}[kind](16)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(ours.state_dict())
-    assert TE_NORMS[kind](hidden_size=16, zero_centered_gamma=True).weight.eq(0).all()
+    assert NORMS[kind][0](16, zero_centered_gamma=True).weight.eq(0).all()
     assert ours.weight.eq(1).all()
-    module = TE_NORMS[kind](16, sequence_parallel=True, params_dtype=torch.bfloat16, device="meta")
-    assert module.weight.sequence_parallel and module.weight.is_meta and module.weight.dtype == torch.bfloat16
+    module = NORMS[kind][0](16, params_dtype=torch.bfloat16, device="meta")
+    assert module.weight.is_meta and module.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
@@ -128,10 +115,6 @@ def test_no_token_count_is_special(make, rows, device):
 
 def test_bad_input_is_refused_in_words(kind, make):
     norm = NORMS[kind][0]
-    with pytest.raises(TypeError, match="normalized_shape and hidden_size are the same option"):
-        TE_NORMS[kind]()
-    with pytest.raises(TypeError, match="same option"):
-        TE_NORMS[kind](4, hidden_size=4)
     with pytest.raises(ValueError, match="one or more sizes"):
         norm(())
     with pytest.raises(TypeError, match=f"quire.{norm.__name__}: there is no option 'colour'; the options are"):

@@ -91,6 +91,7 @@ def test_quantize_weights_follows_an_optimizer_under_own_recipes():
         model(torch.randn(4, 256))  # codes of the old weight would be refused
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("make", [lambda r: quire.Linear(8, 8, recipe=r), lambda r: quire.convert(blocks(), r)])
 def test_an_own_recipe_is_a_recipe_and_not_delayed_scaling(make):
     with pytest.raises(ValueError, match="DelayedScaling, whose scales change on entering"):

@@ -32,7 +32,7 @@ def test_columns_with_large_inputs_come_first_and_blocks_stay_together():
 @pytest.mark.parametrize("features", [160, 77])
 def test_the_order_of_columns_lessens_the_error(weight, features, monkeypatch):
     torch.manual_seed(3)
-    layer = nn.Linear(features, 64, bias=False).requires_grad_(False)
+    layer = nn.Linear(features, 64, bias=False, device="cpu").to(torch.get_default_device()).requires_grad_(False)
     train, held_out = inputs(2000, features, 4), inputs(600, features, 5)
     exact, errors = layer(held_out).double(), {}
     for name in ("ordered", "as they are"):

@@ -244,3 +244,14 @@ def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compare
             with pytest.raises(Exception, match="read tensor.spec_text there"):
                 asked(q)
     assert not isinstance(q.dequantize(), te.MXFP8Tensor)
+
+
+@pytest.mark.parametrize("spec", NAMES)
+def test_an_activation_of_codes_has_the_names_of_a_quantized_tensor(spec):
+    x = torch.randn(4, 8, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    q = quire.quantize(x, spec, columnwise=True)
+    plain = q.detach()
+    assert isinstance(q, quire.QuantizedActivation)
+    assert [one for one in NAMES.values() if isinstance(q, one)] == [NAMES[spec]]
+    assert spec != "mxfp8" or isinstance(q, te.MXFP8TensorStorage)
+    assert q.get_data_tensors()[0] is q.rowwise_data and repr(q.quantizer) == repr(plain.quantizer)
