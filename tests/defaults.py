@@ -39,6 +39,22 @@ def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
     return [(name, default) for name in names for default in (next(dtypes), "meta")]
 
 
+def randn(*shape: int) -> torch.Tensor:
+    """The same numbers, in float32 on the CPU, whatever the defaults are."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float32, device="cpu")
+
+
+def under_and_without(default: str, call: Callable[[], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """The tensors that call() returns under a default, all of which have values, and without it, from one seed."""
+    results = []
+    for context in (DEFAULTS[default](), contextlib.nullcontext()):
+        with context:
+            torch.manual_seed(0)
+            results.append([tensor.detach() for tensor in call()])
+    assert not any(tensor.is_meta for tensor in results[0])
+    return results
+
+
 _LIBRARY, _TORCH = str(Path(quire.__file__).parent), str(Path(torch.__file__).parent)
 #: Functions whose result has the default dtype, and those where that depends on the numbers that they are given.
 _OF_SIZES = ("empty", "zeros", "ones", "rand", "randn", "eye", "linspace", "logspace")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import quire
-from defaults import DEFAULTS, in_turn
+from defaults import DEFAULTS, in_turn, randn, under_and_without
 from every_recipe import DEFAULTS as RECIPES
 from every_recipe import STATIC, assert_same
 from every_way import PLAIN
@@ -15,10 +15,6 @@ from python.io.stored_golden import CASES, FOLDER
 from quire import io, moe
 
 SPECS = ("mxfp8", "nvfp4", "nvfp4:sr", "nvfp4:row_scaled", "fp8_block", "fp8_tensor", "fp8_row", "mxfp4")
-
-
-def randn(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), **PLAIN)
 
 
 def model():
@@ -89,17 +85,9 @@ CALLS = {
 }
 
 
-def run(call):
-    torch.manual_seed(0)
-    return [tensor.detach() for tensor in call()]
-
-
 @pytest.mark.parametrize(("name", "default"), in_turn(CALLS))
 def test_a_call_under_a_default_has_the_bits_of_one_without(name, default, equal_bits):
-    with DEFAULTS[default]():
-        found = run(CALLS[name])
-    assert not any(tensor.is_meta for tensor in found)
-    assert_same(found, run(CALLS[name]), equal_bits)
+    assert_same(*under_and_without(default, CALLS[name]), equal_bits)
 
 
 def read(path):

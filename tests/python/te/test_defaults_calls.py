@@ -5,14 +5,10 @@ import functools
 import pytest
 import torch
 
-from defaults import DEFAULTS, in_turn
+from defaults import in_turn, randn, under_and_without
 from every_recipe import assert_same
 from every_way import PLAIN
 from quire import te
-
-
-def randn(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), **PLAIN)
 
 
 def permuted():
@@ -53,14 +49,6 @@ CALLS = {
 }
 
 
-def run(call):
-    torch.manual_seed(0)
-    return [tensor.detach() for tensor in call()]
-
-
 @pytest.mark.parametrize(("name", "default"), in_turn(CALLS))
 def test_a_call_under_a_default_has_the_bits_of_one_without(name, default, equal_bits):
-    with DEFAULTS[default]():
-        found = run(CALLS[name])
-    assert not any(tensor.is_meta for tensor in found)
-    assert_same(found, run(CALLS[name]), equal_bits)
+    assert_same(*under_and_without(default, CALLS[name]), equal_bits)

@@ -104,6 +104,7 @@ def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(n
 TE_NORMS = {"layer": te.LayerNorm, "rms": te.RMSNorm}
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("kind", TE_NORMS)
 def test_the_signature_of_a_norm_is_transformer_engines(kind):
     signature = inspect.signature(TE_NORMS[kind].__init__).parameters
@@ -124,7 +125,8 @@ def test_a_norm_takes_the_options_that_only_transformer_engine_has(kind):
         TE_NORMS[kind](4, hidden_size=4)
 
 
-def test_arguments_have_transformer_engines_order():
+@pytest.mark.cpu_only
+def test_arguments_of_autocast_have_transformer_engines_order():
     with te.autocast(True, False, RECIPE, None, False):
         assert quire.active_recipe() is RECIPE
     with pytest.raises(NotImplementedError, match="_graph=True is what TransformerEngine sets.*leave it False"):
