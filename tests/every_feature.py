@@ -1,4 +1,5 @@
-"""Every feature that gives the same bits in each way of every_way.py: a new one joins by a line."""
+"""Every layer with products, small, with 64 inputs, and every feature of one that gives the same bits in each way of
+every_way.py: a new one joins by a line."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,51 @@ import torch
 from torch import distributed
 
 import quire
-import quire.te as te
-from every_layer import LAYERS, call
 from every_recipe import STATIC
 from quire.distributed import Parallel
+
+
+def _converted(**options):
+    return quire.convert(torch.nn.Sequential(torch.nn.Linear(64, 32, **options)), min_features=1)
+
+
+#: Name -> what makes it, given options such as device.
+LAYERS = {
+    "Linear": lambda **o: quire.Linear(64, 32, **o),
+    "Linear, delayed wgrad": lambda **o: quire.Linear(64, 32, delay_wgrad_compute=True, **o),
+    "LayerNormLinear": lambda **o: quire.LayerNormLinear(64, 32, **o),
+    "LayerNormMLP": lambda **o: quire.LayerNormMLP(64, 96, **o),
+    "LayerNormMLP, checkpointed": lambda **o: quire.LayerNormMLP(64, 96, checkpoint=True, **o),
+    "GroupedLinear": lambda **o: quire.GroupedLinear(3, 64, 32, **o),
+    "GroupedLinear, one weight": lambda **o: quire.GroupedLinear(2, 64, 32, single_grouped_weight=True, **o),
+    "MoE": lambda **o: quire.MoE(64, 96, 4, 2, expert_bias=True, shared_ffn_hidden_size=32, **o),
+    "converted": _converted,
+}
+
+
+def call(layer, x, **options):
+    """y of x [*, 64]; of groups the first has one row and the last the rest."""
+    if not isinstance(layer, quire.GroupedLinear):
+        return layer(x, **options)
+    rows = x.shape[0]
+    return layer(x, [1, *[0] * (layer.num_gemms - 2), rows - 1], **options)
+
+
+def train(layer, recipe, steps=3, function=call):
+    """Of each step y, the gradient of x, and of every parameter."""
+    results = []
+    for index in range(steps):
+        generator = torch.Generator().manual_seed(index)
+        x = (torch.randn(24, 64, generator=generator) * 4.0**index).requires_grad_()
+        layer.zero_grad()
+        with quire.autocast(recipe is not None, recipe=recipe):
+            y = function(layer, x)
+        y.backward(torch.randn(y.shape, generator=generator))
+        for module in layer.modules():
+            if getattr(module, "delay_wgrad_compute", False):
+                module.backward_dw()
+        results += [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+    return results
 
 
 def _as_it_is(layer):
@@ -57,35 +99,6 @@ def _in_a_ring(_):
     return LAYERS["LayerNormMLP"](parallel=Parallel("column", distributed.group.WORLD, sequence=True, overlap="ring"))
 
 
-class _OfTokens(torch.nn.Module):
-    """A layer of TransformerEngine's attention, of one sequence that is its only one. [tokens, 64] -> the same."""
-
-    def __init__(self):
-        super().__init__()
-        options = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "self_attn_mask_type": "causal"}
-        self.layer = te.TransformerLayer(64, 96, 4, num_gqa_groups=2, activation="swiglu", **options)
-
-    def forward(self, x):
-        return self.layer(x.unsqueeze(1)).squeeze(1)
-
-
-class _Half(te.ops.BasicOperation):
-    """An operation that a script defines."""
-
-    def op_forward(self, ctx, input_, **unused):
-        return 0.5 * input_
-
-    def op_backward(self, ctx, grad_output):
-        return 0.5 * grad_output, ()
-
-
-def _operations(_):
-    kept = te.ops.MakeExtraOutput().set_extra_output_channel(0, "x", output_to_caller=False)
-    added = te.ops.AddExtraInput().set_extra_input_channel(0, "x")
-    first = (te.ops.RMSNorm(64), kept, te.ops.Quantize(), te.ops.Linear(64, 64), te.ops.GELU(), added)
-    return te.ops.Sequential(*first, _Half(), te.ops.Linear(64, 32))
-
-
 class _Calibrated(torch.nn.Module):
     """A layer whose x has a static scale, in a model with a recipe of its own."""
 
@@ -113,8 +126,6 @@ FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LA
     "LayerNormMLP, quantized parameters": Feature(_quantized(LAYERS["LayerNormMLP"])),
     "GroupedLinear, a quantized stack": Feature(_quantized(LAYERS["GroupedLinear, one weight"])),
     "Linear, a static scale": Feature(lambda _: _Calibrated()),
-    "TransformerLayer": Feature(lambda _: _OfTokens()),
-    "te.ops": Feature(_operations),
     # A graph has two rows or more of each piece.
     "LayerNormMLP, a ring": Feature(_in_a_ring, sharded=True, fewest=4),
     "MoE, sharded experts": Feature(lambda _: LAYERS["MoE"](tp_group=distributed.group.WORLD), sharded=True),

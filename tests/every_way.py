@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import io
 import pickle
 import subprocess
@@ -10,13 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from torch import distributed
 from torch._dynamo.decorators import mark_unbacked
 from torch.utils.checkpoint import checkpoint
 
 import quire
+from defaults import DEFAULTS
+from every_feature import Feature, Model, together
+from every_recipe import assert_same, some
 from forked import in_child
+from ranks import rank_of
 
 
 @dataclass(frozen=True)
@@ -338,3 +344,160 @@ def infer(function, setting, steps):
         with setting.autocast():
             results.append(function(inputs(index, rows, setting.device)[0], **options).detach())
     return results
+
+
+# ---- Features in every way.
+
+#: What a way may see of a recipe: none, specs, a random state, delayed state. Tests of eager mode have all recipes.
+RECIPES = some("high_precision", "mxfp8", "nvfp4", "delayed")
+#: What compiled autograd does not trace yet: a mixture's backward pass, and that of a checkpointed layer.
+NOT_TRACED_BACKWARD = ("MoE", "checkpointed", "LayerNormMLP, all at once", "LayerNormMLP, microbatches")
+#: Ways that drop the codes of a first microbatch, which under delayed scaling differ from those made again.
+WITHOUT_KEPT_CODES = ("state_dict", "meta, assign", "meta, to_empty", "float64 and back", "to the CPU and back")
+
+
+def quantized(feature):
+    return "quantized parameters" in feature or "stack" in feature
+
+
+def allowed(feature, way, recipe):
+    if way == "compiled autograd" and any(part in feature for part in NOT_TRACED_BACKWARD):
+        return False
+    if way == "unbacked" and "ring" in feature:
+        return False  # the number of rows decides whether codes or values are exchanged
+    if way == "inductor" and ("MoE" in feature or recipe == "high_precision"):
+        return False  # Inductor's own sums of products differ in last bits; for MoE see nn/test_moe.py
+    if way == "float64 and back" and quantized(feature):
+        return False  # refused
+    if recipe == "high_precision":
+        return not quantized(feature)  # nothing says how to quantize them
+    if recipe == "delayed":
+        if way == "torch.utils.checkpoint":
+            return False  # what it computes again is another step; see delayed/test_checkpoint.py
+        return "x kept" not in feature and ("microbatches" not in feature or way not in WITHOUT_KEPT_CODES)
+    return True
+
+
+@dataclass(frozen=True)
+class Table:
+    """features: by name. together: those that share a model in costly ways, by a name for all of them: whether they are
+    sharded. allowed(feature, way, recipe): whether these names are a case."""
+
+    features: Mapping[str, Feature]
+    together: Mapping[str, bool]
+    allowed: Callable[[str, str, str], bool] = allowed
+
+    def cases(self) -> list:
+        """Every feature in every way, and each of both under every recipe. Of costly ways one model has all features,
+        and takes the recipes with most state."""
+        found = []
+        for i, feature in enumerate(self.features):
+            for j, way in enumerate(way for way in WAYS if not WAYS[way].costly):
+                names = [list(RECIPES)[(i + j + k) % len(RECIPES)] for k in range(len(RECIPES))]
+                found += [(feature, way, name) for name in names if self.allowed(feature, way, name)][:1]
+        own = zip(self.together, ("nvfp4", "delayed"), strict=False)
+        costly = [(which, way, name) for which, name in own for way in WAYS if WAYS[way].costly]
+        return found + [pytest.param(*case, marks=pytest.mark.slow) for case in costly]
+
+    def feature(self, name: str, way: str, recipe: str) -> Feature:
+        if name in self.features:
+            return self.features[name]
+        own = [
+            one
+            for one in self.features
+            if self.features[one].sharded == self.together[name] and self.allowed(one, way, recipe)
+        ]
+        return together([self.features[one] for one in own])
+
+
+def check(feature: Feature, way: Way, setting: Setting, same: Callable) -> None:
+    """Calls same(found, expected) with what a model of the feature gives this way, and another in eager mode."""
+    eager, model = _models(setting)
+    sizes = [max(rows, feature.fewest) for rows in way.rows]
+    steps = [(index, rows, feature.calls[index if way.trains else 0]) for index, rows in enumerate(sizes)]
+    for each in (eager, model):
+        feature.ready(each)
+        train(each, setting, steps[: way.after])
+    function = way.wrap(model, setting)
+    if not way.trains:
+        reference = within(torch.enable_grad, feature.ready)(eager, setting)
+        return same(infer(function, setting, steps), infer(reference, setting, steps))
+    trained = function if isinstance(function, torch.nn.Module) else model
+    for each in (eager, trained):
+        feature.ready(each)
+    expected = train(eager, setting, steps[way.after :])
+    found = train(
+        trained, setting, steps[way.after :], function=function, backward=functools.partial(way.backward, setting)
+    )
+    return same(found, expected)
+
+
+def _models(setting: Setting) -> list[torch.nn.Module]:
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        found.append(setting.another())
+    torch.manual_seed(1)
+    return found
+
+
+def gives_the_bits_of_eager_mode(feature, name, recipe, surroundings, equal_bits):
+    """Whether a feature does in the way of that name, in one graph for each kind of calls where there are graphs.
+    surroundings: compiler, folder, serve and device of the Setting."""
+    way, device = WAYS[name], surroundings["device"]
+    if device.type in way.missing:
+        pytest.skip(way.missing[device.type])
+
+    def same(found, expected):
+        if way.rounds and recipe == "high_precision":
+            close = [(a - b).norm() <= 1e-3 * b.norm() for a, b in zip(found, expected, strict=True)]
+            assert all(close)
+        else:
+            assert_same(found, expected, equal_bits)
+
+    # The group of a sharded feature is the fake one, which gives what this process sends for what others send.
+    with rank_of(0, 2, device.type) if feature.sharded else contextlib.nullcontext():
+        setting = Setting(RECIPES[recipe], lambda: Model(feature.make(RECIPES[recipe])), **surroundings)
+        check(feature, way, setting, same)
+    if way.one_graph:
+        assert surroundings["compiler"].graphs == feature.graphs
+
+
+# ---- Features under a default of the process.
+
+STEPS = 3
+
+
+def allowed_under(feature, recipe, default):
+    if default == "float64" and (quantized(feature) or feature == "converted"):
+        return False  # codes are made of narrower values, and convert() leaves such a layer as it is
+    if recipe == "high_precision":
+        return not quantized(feature)
+    return recipe != "delayed" or "x kept" not in feature
+
+
+def setting(recipe):
+    return Setting(recipe, None, None, None, None, torch.device("cpu"))
+
+
+def trained_under(made: Feature, recipe, default: str) -> tuple[list, list]:
+    """What a model gives that was made and trained under a default (defaults.py), and one that was not."""
+    sizes = [max(24, made.fewest)] * STEPS
+    steps = [(i, rows, made.calls[i]) for i, rows in enumerate(sizes)]
+    with rank_of(0, 2) if made.sharded else contextlib.nullcontext():
+        torch.manual_seed(0)
+        reference = Model(made.make(recipe))
+        states = reference.state_dict(), quire.rng_state(reference)
+        with DEFAULTS[default]():
+            model = Model(made.make(recipe))
+            if default == "meta":
+                assert all(parameter.is_meta for parameter in model.parameters())
+                model.to_empty(device="cpu")
+            else:
+                model.float()
+            model.load_state_dict({name: value.clone() for name, value in states[0].items()})
+            quire.set_rng_state(model, states[1])
+            made.ready(model)
+            found = train(model, setting(recipe), steps)
+        made.ready(reference)
+        return found, train(reference, setting(recipe), steps)

@@ -52,6 +52,11 @@ CALLS_OPERATORS = {
 }
 #: The room of TransformerEngine's names. No other knows them, but for one import of the package itself.
 TE, ITS_NAME = "quire.te", re.compile("transformer.?engine", re.IGNORECASE)
+#: Tests of its names, of checkpoints that it wrote, and of pages, examples and tools about it. Without python/quire/te
+#: all others pass.
+TE_TESTS = ("tests/docs/", "tests/examples/", "tests/python/io/te_", "tests/python/io/test_te_", "tests/python/te/")
+TE_TESTS += ("tests/tools/",)
+USES_TE = re.compile(r"\b(quire|python)\.te\b|\btransformer_engine\b|^\s*from quire import .*\bte\b", re.MULTILINE)
 #: In the package's root, __init__ included.
 ROOT_MODULES = 10
 
@@ -92,6 +97,14 @@ def check(root: Path) -> Iterator[str]:
             allowed = ", ".join(sorted(CALLS_OPERATORS))
             yield f"{source.relative_to(root)}: torch.ops.quire is called in {allowed} only"
     yield from check_rooms(root)
+    yield from check_tests(root)
+
+
+def check_tests(root: Path) -> Iterator[str]:
+    for source in tree.files(root / "tests", ".py") if (root / "tests").is_dir() else ():
+        name = str(source.relative_to(root))
+        if not name.startswith(TE_TESTS) and (used := USES_TE.search(source.read_text())):
+            yield f"{name}: {used[0].strip()!r}; what needs {TE} is tested in tests/python/te"
 
 
 def check_rooms(root: Path) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Recipes under test, one training step, an independent product of operands, golden vectors, a fresh compiler."""
 
+import functools
 import json
 import os
 import subprocess
@@ -196,6 +197,13 @@ def flushing():
 
     yield start
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def surroundings(compiler, tmp_path, device, request):
+    """What a Setting of every_way.py has beside recipe and model."""
+    serve = functools.partial(request.getfixturevalue, "serve")
+    return {"compiler": compiler, "folder": tmp_path, "serve": serve, "device": device}
 
 
 @pytest.fixture(scope="session")

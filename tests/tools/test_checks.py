@@ -133,6 +133,34 @@ def test_modules_in_their_places_pass(tree):
     assert list(check_layers.check(tree({f"python/quire/{name}": text for name, text in files.items()}))) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tests/python/nn/test_a.py", "from quire import moe, te\n"),
+        ("tests/python/nn/test_a.py", "def f():\n    import quire.te.ops as ops\n"),
+        ("tests/python/nn/test_a.py", "def test_a():\n    quire.te.Linear(4, 4)\n"),
+        ("tests/every_feature.py", "from python.te.te_features import LAYERS\n"),
+        ("tests/python/io/test_a.py", "NAME = 'transformer_engine.pytorch'\n"),
+    ],
+)
+def test_a_test_that_needs_transformer_engines_names_and_does_not_lie_with_them_is_found(tree, name, text):
+    (finding,) = check_layers.check(tree({name: text}))
+    assert finding.startswith(f"{name}: ") and "is tested in tests/python/te" in finding
+
+
+def test_tests_of_transformer_engines_names_and_checkpoints_pass(tree):
+    names = ("python/te/test_a.py", "python/io/test_te_a.py", "python/io/te_a.py", "docs/test_a.py", "tools/test_a.py")
+    files = {f"tests/{name}": "from quire import te\nNAME = 'transformer_engine'\n" for name in names}
+    assert (
+        list(
+            check_layers.check(
+                tree(files | {"tests/python/test_a.py": "te = quire.Linear  # not TransformerEngine's\n"})
+            )
+        )
+        == []
+    )
+
+
 WORDS = "more words\n" * 600
 LONG_BODY = "  f();\n" * 60
 KERNEL = "template <int N>\n__global__ void __launch_bounds__(256) f(const float* x) {{\n{}}}\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import quire
-from every_layer import LAYERS, call
+from every_feature import LAYERS, call
 from linears import assert_of_codes, blocks
 from quire import recipe as recipes
 from quire.tensor.writes import SAME_LAYERS

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing._internal.two_tensor import TwoTensor
 
 import quire
-from every_layer import LAYERS, call
+from every_feature import LAYERS, call
 from ranks import rank_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated", "ignore:.*stay in high precision")
@@ -151,7 +151,7 @@ def _with_computed_weights(name, add):
     return layer
 
 
-_OF_EVERY_LAYER = {
+OF_EVERY_LAYER = {
     "pruned": (lambda m, name: prune.l1_unstructured(m, name, 0.5), prune.remove),
     "weight_norm": (nn.utils.weight_norm, nn.utils.remove_weight_norm),
     "spectral_norm": (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
@@ -162,10 +162,9 @@ _OF_EVERY_LAYER = {
 }
 
 
-@pytest.mark.parametrize("how", _OF_EVERY_LAYER)
-@pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_of_quire_computes_with_computed_weights_and_is_converted_by_them(name, how, equal_bits):
-    add, remove = _OF_EVERY_LAYER[how]
+def compared_with_computed_weights(name, how, equal_bits):
+    """Two layers that compute the same: one with computed weights, and one that has their values."""
+    add, remove = OF_EVERY_LAYER[how]
     layer, twin = (_with_computed_weights(name, add) for _ in range(2))
     for module in twin.modules():
         own = [weight for weight in getattr(module, "weight_names", ()) if weight not in module._parameters]
@@ -173,10 +172,13 @@ def test_every_layer_of_quire_computes_with_computed_weights_and_is_converted_by
             remove(module, weight)
     with torch.no_grad(), quire.autocast(recipe="mxfp8"):
         assert equal_bits(call(layer, X), call(twin, X))
-    if "split" in name:
-        with pytest.raises(ValueError, match="its weight consists of several parameters"):
-            WAYS["convert"](nn.Sequential(layer))
-        return
+    return layer, twin
+
+
+@pytest.mark.parametrize("how", OF_EVERY_LAYER)
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_of_quire_computes_with_computed_weights_and_is_converted_by_them(name, how, equal_bits):
+    layer, twin = compared_with_computed_weights(name, how, equal_bits)
     WAYS["convert"](nn.Sequential(layer, twin))
     with torch.no_grad():
         assert equal_bits(call(layer, X), call(twin, X))

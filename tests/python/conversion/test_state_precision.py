@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import quire
-import quire.te as te
-from every_layer import LAYERS, call
+from every_feature import LAYERS, call
 from every_recipe import ALL, STATIC
 from python.conversion import precision_ranks
 from quire import moe
@@ -23,16 +22,7 @@ def _quantized(name):
         return LAYERS[name]()
 
 
-class Rotary(te.TransformerLayer):
-    """With the angles' frequencies, as models hold them."""
-
-    def __init__(self):
-        options = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "self_attn_mask_type": "causal"}
-        super().__init__(64, 96, 4, softmax_type="learnable", **options)
-        self.rotary = te.RotaryPositionEmbedding(16)
-
-
-#: Name -> what makes it. All layers; those with static scales; with quantized parameters; and classes of te.
+#: Name -> what makes it. All layers; those with static scales; and with quantized parameters.
 HOLDERS = {
     **LAYERS,
     **{
@@ -42,8 +32,6 @@ HOLDERS = {
     "Linear, quantized": lambda: _quantized("Linear"),
     "LayerNormMLP, quantized": lambda: _quantized("LayerNormMLP"),
     "a quantized stack": lambda: _quantized("GroupedLinear, one weight"),
-    "TransformerLayer": Rotary,
-    "te.ops": lambda: te.ops.Sequential(te.ops.Quantize(), te.ops.Linear(64, 32), te.ops.Quantize()),
 }
 
 
@@ -129,19 +117,19 @@ NOT_QUANTIZED = {"double()", "double().float()", "to_empty"}
 
 
 #: Of these all conversions are tried, of the others every third one, in turn.
-WHOLE = {"Linear", "Linear, quantized", "MoE", "TransformerLayer"}
+WHOLE = {"Linear", "Linear, quantized", "MoE"}
 
 
-def pairs():
-    for i, holder in enumerate(HOLDERS):
+def pairs(holders, whole):
+    for i, holder in enumerate(holders):
         for j, conversion in enumerate(CONVERSIONS):
             if "quantized" in holder and conversion in NOT_QUANTIZED:
                 continue
-            if holder in WHOLE or (i + j) % 3 == 0:
+            if holder in whole or (i + j) % 3 == 0:
                 yield holder, conversion
 
 
-@pytest.mark.parametrize(("holder", "conversion"), pairs())
+@pytest.mark.parametrize(("holder", "conversion"), pairs(HOLDERS, WHOLE))
 def test_what_is_no_parameter_keeps_its_dtype_and_its_bits(holder, conversion, equal_bits):
     convert, whole = CONVERSIONS[conversion]
     model = filled(holder)

@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch
 
-import every_layer
+import every_feature
 import quire
-from every_layer import LAYERS
+from every_feature import LAYERS
 from python.delayed.delayed_reference import RECIPE, varied
 from quire.recipe import DelayedScaling, Float8CurrentScaling
 
@@ -130,13 +130,13 @@ def test_checkpoints_of_plain_layers_load_strictly_both_ways():
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_layer_forgets_its_scales_at_a_checkpoint(name, equal_bits):
     layer = LAYERS[name]()
-    every_layer.train(layer, RECIPE)
+    every_feature.train(layer, RECIPE)
     values, state = {k: v.clone() for k, v in layer.state_dict().items()}, quire.delayed_state(layer)
-    expected = every_layer.train(layer, RECIPE)
+    expected = every_feature.train(layer, RECIPE)
     again = LAYERS[name]()
     again.load_state_dict(values)
     quire.set_delayed_state(again, state)
-    assert same(every_layer.train(again, RECIPE), expected, equal_bits)
+    assert same(every_feature.train(again, RECIPE), expected, equal_bits)
 
 
 WRONG = {

@@ -1,6 +1,5 @@
 """Functions of test_named_defects.py that tests/ranks.py runs in two processes."""
 
-import contextlib
 import copy
 import gc
 import time
@@ -17,7 +16,6 @@ from every_recipe import TABLE
 from python.distributed.parallel_layers import IN, OUT, Case, compare, data, part_of, passes
 from python.distributed.style_ranks import converted, mesh, model, model_data, plan, style
 from python.distributed.sums import assert_same_sums
-from quire import te
 from quire.distributed import Parallel
 
 DIVIDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
@@ -73,7 +71,6 @@ def group_of_one(rank):
             expected = passes(case.make(None), *data(case), TABLE[recipe])
             divided = [
                 case.make(Parallel(mode, group, sequence)),
-                case.make_with(of=te, parallel_mode=mode, tp_group=group, sequence_parallel=sequence),
                 parallelize_module(case.make(None), alone, style("own", mode, sequence)),
                 parallelize_module(case.make(None), alone, style("torch", mode, sequence)),
             ]
@@ -171,53 +168,8 @@ def only_one_makes_a_layer(rank):
     if rank == 0:
         for mode, sequence in DIVIDED:
             quire.Linear(IN, OUT, parallel=Parallel(mode, distributed.group.WORLD, sequence))
-        te.LayerNormMLP(IN, OUT, set_parallel_mode=True, tp_group=distributed.group.WORLD, sequence_parallel=True)
+        quire.LayerNormMLP(IN, OUT, parallel=Parallel("column", distributed.group.WORLD, True))
     return True
-
-
-class Tracker:
-    """A framework's, which has another state in each process."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    @contextlib.contextmanager
-    def fork(self, name):
-        kept = torch.get_rng_state()
-        torch.manual_seed(7 + self.rank)
-        yield
-        torch.set_rng_state(kept)
-
-
-def group_that_comes_later(rank):
-    """A layer that is made with tp_size alone is, once it has a group, one that was made with it."""
-    world, found = distributed.group.WORLD, {}
-    for (mode, sequence), kind in [*((way, "Linear") for way in DIVIDED), (("column", True), "LayerNormMLP swiglu")]:
-        case = Case("nvfp4", kind, mode, sequence)
-        modes = {"set_parallel_mode": True} if "MLP" in kind else {"parallel_mode": mode}
-        options = {"tp_size": 2, "sequence_parallel": sequence, "get_rng_state_tracker": lambda: Tracker(rank), **modes}
-        layer, expected = case.make_with(of=te, **options), case.make(Parallel(mode, world, sequence))
-        drawn = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
-        layer = copy.deepcopy(layer).bfloat16().float()
-        for act in (lambda one=layer: one(torch.ones(2, 2)), lambda one=layer: quire.TrainingState(one).state_dict()):
-            try:
-                act()
-            except RuntimeError as error:
-                assert "made for 2 ranks without their group; call set_tensor_parallel_group" in str(error)
-            else:
-                raise AssertionError("a layer without its group does something")
-        layer.set_tensor_parallel_group(world)
-        layer.set_tensor_parallel_group(world)
-        assert all(layer.of(name, "parallel") == expected.of(name, "parallel") for name in layer.products)
-        state = quire.rng_state(layer)
-        layer.load_state_dict(expected.state_dict())
-        quire.set_rng_state(layer, quire.rng_state(expected))
-        xs, dys = data(case)
-        own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
-        for one, other in zip(*(passes(each, *own, TABLE["nvfp4"]) for each in (layer, expected)), strict=True):
-            assert all(torch.equal(one[name], value) for name, value in other.items()), case
-        found[str(case)] = ({name: t.tolist() for name, t in drawn.items()}, {k: v.tolist() for k, v in state.items()})
-    return found
 
 
 # ---------------------------------------------------------------- data parallelism

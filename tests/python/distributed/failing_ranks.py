@@ -8,7 +8,6 @@ import os
 import signal
 import time
 import traceback
-import types
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import distributed
 import quire
 from every_recipe import STATIC
 from python.distributed.parallel_layers import with_scales
-from quire import te
 from quire.distributed import Parallel, check_ranks
 from ranks import PATIENCE
 
@@ -318,18 +316,14 @@ def seeds_differ(rank, kind, then):
     os.environ["QUIRE_CHECK_RANKS"] = "1"
     try:
         torch.manual_seed(0 if then == "one seed" else rank)
-        group, features = distributed.new_group(timeout=timedelta(seconds=SHORT)), 64
+        group = distributed.new_group(timeout=timedelta(seconds=SHORT))
         if kind == "experts":
             model = quire.MoE(64, 64, 4, ep_group=group)
-        elif then == "tracker":
-            fork = types.SimpleNamespace(fork=lambda name: torch.random.fork_rng())
-            model = te.Linear(64, 64, tp_group=group, parallel_mode="row", get_rng_state_tracker=lambda: fork)
-            features = 32
         else:
             model = Block(group, False)
         if then == "loaded":
             model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
-        return message(lambda: model(torch.ones(TOKENS, features)))
+        return message(lambda: model(torch.ones(TOKENS, 64)))
     finally:
         del os.environ["QUIRE_CHECK_RANKS"]
         torch.compiler.set_stance("default")

@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 
 import quire
 from every_recipe import STATIC, TABLE
-from quire import te
 from quire.distributed import Parallel
 from quire.recipe import DelayedScaling
 from ranks import here
@@ -42,10 +41,13 @@ class Case:
 
     def make_with(self, **division):
         torch.manual_seed(0)
-        layer = KINDS[self.kind](params_dtype=self.dtype, **division, **self.options)
+        layer = self.layer(params_dtype=self.dtype, **division, **self.options)
         for name, state in layer.sr_states().items():  # whose seeds depend on the rank, as they should
             state.copy_(torch.tensor([7 + len(name), 0]))
         return here(with_scales(layer, RECIPES[self.recipe]))
+
+    def layer(self, **options):
+        return KINDS[self.kind](**options)
 
     def sums(self):
         """Results that are sums over processes, rounded once more than in one process."""
@@ -63,18 +65,17 @@ class Case:
         """Sizes of the parts of the outputs that are divided each by itself."""
         if "swiglu" in self.kind:
             return (OUT, OUT)
-        return tuple(PARTS.values()) if "parts" in self.kind or "split" in self.kind else (OUT,)
+        return tuple(PARTS.values()) if "parts" in self.kind else (OUT,)
 
 
 KINDS: dict[str, Callable[..., torch.nn.Module]] = {
-    "Linear": lambda of=quire, **options: of.Linear(IN, OUT, **options),
+    "Linear": lambda **options: quire.Linear(IN, OUT, **options),
     "Linear of parts": lambda parallel, **options: quire.Linear(
         IN, OUT, parallel=parallel and parallel.of_parts(*PARTS.values()), **options
     ),
-    "Linear parameters_split": lambda **options: te.Linear(IN, OUT, parameters_split=PARTS, **options),
     "LayerNormLinear": lambda **options: quire.LayerNormLinear(IN, OUT, normalization="RMSNorm", **options),
     "LayerNormMLP": lambda **options: quire.LayerNormMLP(IN, OUT, **options),
-    "LayerNormMLP swiglu": lambda of=quire, **options: of.LayerNormMLP(IN, OUT, activation="swiglu", **options),
+    "LayerNormMLP swiglu": lambda **options: quire.LayerNormMLP(IN, OUT, activation="swiglu", **options),
 }
 
 

@@ -206,6 +206,6 @@ def test_ranks_that_drew_different_weights_are_told_apart(two, kind, layer):
     assert [name for name, _, _ in two.run(seeds_differ, kind, "one seed")] == ["", ""]
 
 
-@pytest.mark.parametrize(("kind", "then"), [("layers", "loaded"), ("experts", "loaded"), ("layers", "tracker")])
-def test_weights_that_are_not_those_of_a_seed_are_not_compared(two, kind, then):
-    assert [name for name, _, _ in two.run(seeds_differ, kind, then)] == ["", ""]
+@pytest.mark.parametrize("kind", ["layers", "experts"])
+def test_weights_that_are_not_those_of_a_seed_are_not_compared(two, kind):
+    assert [name for name, _, _ in two.run(seeds_differ, kind, "loaded")] == ["", ""]

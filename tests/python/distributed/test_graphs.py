@@ -1,6 +1,5 @@
 """Graphs of layers that are divided over processes, traced for many ranks in one process by PyTorch's fake group."""
 
-import contextlib
 import math
 import re
 
@@ -13,10 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import quire
 from every_recipe import IN_ANY_PRECISION, STATIC
-from linears import decoded
 from python.distributed.parallel_graphs import IN, OUT, TOKENS, graphs, inputs
 from python.distributed.parallel_layers import RECIPES, with_scales
-from quire import te
 from quire.distributed import Parallel, check_ranks, name_group, shard_weights
 from ranks import rank_of
 
@@ -203,7 +200,7 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
     with quire.autocast(recipe="mxfp8"), pytest.raises(NotImplementedError, match=plain):
         layer(x)
     with pytest.raises(ValueError, match=r"each of the parts \(255, 1\) of the outputs must be a multiple of the 2"):
-        te.Linear(IN, 256, parallel=column, parameters_split={"q": 255, "k": 1})
+        quire.Linear(IN, 256, parallel=column.of_parts(255, 1))
     with pytest.raises(ValueError, match="parallel.parts must make up out_features=256, got"):
         quire.Linear(IN, 256, parallel=column.of_parts(64, 64))
     with pytest.raises(ValueError, match="parts are of the outputs, which mode 'row' does not shard"):
@@ -246,36 +243,6 @@ def test_wrong_arguments_of_the_operator_are_refused(group):
         torch.ops.quire.sum_gradient(x, "")
 
 
-def test_transformer_engines_arguments_mean_the_same(group):
-    options = {"tp_group": group, "tp_size": 2}
-    made = te.Linear(IN, OUT, parallel_mode="row", sequence_parallel=True, **options)
-    assert made.parallel == Parallel("row", group, True) and made.weight.shape == (OUT, IN // 2)
-    made.set_tensor_parallel_group(group)
-    made = te.LayerNormLinear(IN, OUT, parallel_mode="column", **options)
-    assert made.parallel == Parallel("column", group) and made.weight.shape == (OUT // 2, IN)
-    made = te.LayerNormMLP(IN, OUT, set_parallel_mode=True, sequence_parallel=True, activation="swiglu", **options)
-    assert made.fc1_parallel == Parallel("column", group, True, parts=(OUT, OUT)) and made.fc2_parallel == Parallel(
-        "row", group, True
-    )
-    assert made.fc1_weight.shape == (OUT, IN) and made.fc2_weight.shape == (IN, OUT // 2)
-    assert te.Linear(IN, OUT, **options).parallel is None  # parallel_mode=None: every process has the whole layer
-
-
-def test_weights_are_drawn_from_the_stream_that_a_framework_names(group):
-    names = []
-
-    class Tracker:
-        @contextlib.contextmanager
-        def fork(self, name):
-            names.append(name)
-            yield
-
-    options = {"tp_group": group, "parallel_mode": "column", "get_rng_state_tracker": Tracker}
-    te.Linear(IN, OUT, **options)
-    te.Linear(IN, OUT, rng_tracker_name="own", **options)
-    assert names == ["model-parallel-rng", "own"]
-
-
 def test_parts_of_a_layer_draw_from_one_stream():
     seeds = []
     for rank in (0, 1):
@@ -315,45 +282,6 @@ def test_explain_lists_collectives_of_passes_without_gradients(group):
                 steps = quire.explain(layer, x).steps
             assert [step.problem for step in steps if step.operation == "collective"] == collectives[name]
             assert {step.name for step in steps if step.operation == "gemm"} == {"fprop"}
-
-
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
-@pytest.mark.parametrize("mode", ["column", "row"])
-def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mode, recipe):
-    splits, x = [16, 0, 48], torch.randn(TOKENS, IN)
-    torch.manual_seed(3)
-    whole = quire.GroupedLinear(3, IN, OUT, bias=False)
-    parts = []
-    for rank in range(2):
-        with rank_of(rank, 2) as group:
-            torch.manual_seed(3)
-            parts.append(te.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode=mode, bias=False))
-    for weights in zip(whole.parameters(), *(part.parameters() for part in parts), strict=True):
-        assert torch.equal(weights[0], torch.cat(weights[1:], 0 if mode == "column" else 1))
-    with quire.autocast(recipe=recipe):
-        expected = whole(x, splits)
-        xs = x.chunk(2, -1) if mode == "row" else (x, x)
-        ys = [part(own, splits) for part, own in zip(parts, xs, strict=True)]
-        # A part is a layer of its own weights, whose results are summed or put side by side elsewhere.
-        for part, own, y in zip(parts, xs, ys, strict=True):
-            sizes = next(iter(part.parameters())).shape
-            alone = quire.GroupedLinear(3, sizes[1], sizes[0], bias=False)
-            alone.load_state_dict(part.state_dict())
-            assert torch.equal(alone(own, splits), y)
-    if recipe == "mxfp8" and mode == "column":
-        assert torch.equal(torch.cat(ys, -1), expected)
-    elif recipe == "mxfp8":  # halves of a row have the blocks of the whole row: the codes are the same
-        terms = [
-            decoded(rows, "mxfp8:nan").abs() @ decoded(weight, "mxfp8:nan").abs().T
-            for rows, weight in zip(x.split(splits), whole.parameters(), strict=True)
-        ]
-        # Two sums of the same terms in float32 (numerics.md 7.5), and the sum of two halves.
-        assert ((sum(ys) - expected).double().abs() <= 2 * (IN + 7) * 2.0**-24 * torch.cat(terms)).all()
-
-
-def test_a_divided_grouped_layer_refuses_a_bias(group):
-    with pytest.raises(NotImplementedError, match="added once for each rank; pass bias=False"):
-        te.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")
 
 
 SHARDED = ["high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4"]

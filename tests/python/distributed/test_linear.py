@@ -54,14 +54,11 @@ def test_layers_with_a_norm(two, recipe, kind, sequence):
         two.run(equals_one_process, Case(recipe, kind, "column", sequence, tokens))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "parts" in kind or "split" in kind])
+@pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("recipe", SOME)
-def test_parts_of_the_outputs_are_divided_each_by_itself(two, recipe, kind, mode, sequence):
-    if (mode, kind) == ("row", "Linear of parts"):
-        pytest.skip("a row layer has all outputs")
+def test_parts_of_the_outputs_are_divided_each_by_itself(two, recipe, sequence):
     for tokens in ((64,), (14,)):
-        two.run(equals_one_process, Case(recipe, kind, mode, sequence, tokens))
+        two.run(equals_one_process, Case(recipe, "Linear of parts", "column", sequence, tokens))
 
 
 @pytest.mark.parametrize("options", [{"checkpoint": True}, {"delay_wgrad_compute": True}], ids=lambda o: next(iter(o)))

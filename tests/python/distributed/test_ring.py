@@ -14,7 +14,6 @@ from pairwise import each_value, pairwise
 from python.distributed.parallel_graphs import IN, OUT, TOKENS, graphs, inputs
 from python.distributed.parallel_layers import OPTIONS, RECIPES, WAYS, Case
 from python.distributed.ring_ranks import a_style_equals_the_plain_way, equals_the_plain_way, without_gradients
-from quire import te
 from quire.distributed import ColumnParallel, Parallel, RowParallel
 from ranks import rank_of
 
@@ -199,21 +198,3 @@ def test_what_does_not_go_with_a_ring_is_said_in_words(group):
             [],
             [],
         )
-
-
-def test_transformer_engines_user_buffers_ask_for_a_ring(group):
-    options = {"tp_group": group, "tp_size": 2, "sequence_parallel": True}
-    made = te.Linear(IN, OUT, parallel_mode="row", ub_overlap_rs=True, ub_overlap_ag=True, ub_name="proj", **options)
-    assert made.parallel == Parallel("row", group, True, overlap="ring")
-    made = te.LayerNormLinear(IN, OUT, parallel_mode="column", ub_overlap_rs_dgrad=True, **options)
-    assert made.parallel.overlap == "ring"
-    made = te.LayerNormMLP(IN, OUT, set_parallel_mode=True, ub_overlap_ag=True, **options)
-    assert made.fc1_parallel.overlap == made.fc2_parallel.overlap == "ring"
-    made = te.Linear(IN, OUT, parallel_mode="row", ub_bulk_dgrad=True, ub_bulk_wgrad=True, **options)
-    assert made.parallel.overlap is None
-    with pytest.raises(NotImplementedError, match="ub_overlap_ag=True overlaps the exchange of tokens, and is not"):
-        te.Linear(IN, OUT, parallel_mode="row", ub_overlap_ag=True, **options | {"sequence_parallel": False})
-    with pytest.raises(TypeError, match="ub_overlap_ag must be a bool, got 2"):
-        te.Linear(IN, OUT, parallel_mode="row", ub_overlap_ag=2, **options)
-    with pytest.raises(NotImplementedError, match="quire.Linear: ub_overlap_ag=True is not available"):
-        te.Linear(IN, OUT, ub_overlap_ag=True)

@@ -22,7 +22,6 @@ from python.distributed.training_state_ranks import (
     trains_and_saves,
     undivided_layers,
 )
-from quire import te
 from quire.distributed import Parallel
 from ranks import rank_of
 
@@ -147,25 +146,6 @@ def test_every_layer_and_optimizer(kind, quantized, optimizer):
     state.load_state_dict(torch.load(file, weights_only=True))
     assert_same(dict(other.named_parameters()), dict(model.named_parameters()))
     assert_same(quire.rng_state(other), quire.rng_state(model))
-
-
-def test_a_divided_layer_of_several_parameters():
-    with rank_of(1, 2) as group:
-        parts = {"q": 32, "k": 16, "v": 16}
-        for mode in ("column", "row"):
-            torch.manual_seed(0)
-            layer = te.Linear(64, 64, parallel=Parallel(mode, group), parameters_split=parts)
-            state = quire.TrainingState(layer, torch.optim.AdamW(layer.parameters())).state_dict()
-            for name, size in parts.items():
-                found = state["model"][f"{name}_weight"], state["optimizer"]["state"][f"{name}_weight"]["exp_avg"]
-                assert all(t.shape == (size, 64) for t in found)
-                (piece,) = found[0].pieces
-                assert piece.first == ((size // 2, 0) if mode == "column" else (0, 32))
-            assert state["model"]["q_bias"].shape == (32,)
-            assert all(torch.equal(t, layer.get_parameter(name)) for name, t in layer.state_dict().items())
-        torch.nn.utils.parametrizations.weight_norm(layer, "q_weight")
-        with pytest.raises(NotImplementedError, match="'q_weight' is this rank's shard of a weight and is parametriz"):
-            quire.TrainingState(layer).state_dict()
 
 
 def test_copies_of_a_divided_layers_state_dict_are_plain():

@@ -9,7 +9,7 @@ import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import quire
-from every_layer import LAYERS, call
+from every_feature import LAYERS, call
 from every_recipe import ALL
 
 pytestmark = pytest.mark.any_device

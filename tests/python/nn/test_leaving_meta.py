@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import quire
-from every_layer import LAYERS, call, train
+from every_feature import LAYERS, call, train
 from every_recipe import ALL, assert_same, in_any_precision
 
 pytestmark = pytest.mark.any_device

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import quire
-from every_layer import LAYERS
+from every_feature import LAYERS
 from linears import assert_of_codes, blocks
 from quire import recipe as recipes
 

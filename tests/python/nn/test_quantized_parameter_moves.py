@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import quire
-from every_layer import LAYERS
+from every_feature import LAYERS
 from quire import QuantizedTensor
 
 pytestmark = pytest.mark.any_device

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import quire
-from every_layer import LAYERS, call
+from every_feature import LAYERS, call
 
 pytestmark = pytest.mark.any_device
 
