@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import quick_dynamo  # noqa: F401, changes Dynamo
+import pytorch  # noqa: F401, changes Dynamo
 from devices import DEVICES, absence_of, launched, prepare
 
 #: Tests of the test device itself, and of quire on it.

@@ -21,7 +21,7 @@ import quire
 from defaults import DEFAULTS
 from every_feature import Feature, Model, together
 from every_recipe import assert_same, some
-from forked import in_child
+from processes import in_child
 from ranks import rank_of
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-import quick_dynamo  # noqa: F401, changes Dynamo
+import pytorch  # noqa: F401, changes Dynamo
 from devices import DEVICES, prepare
 
 #: Seconds that a collective waits for other ranks, and that a function may take.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from warm import Program
+from processes import Program
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import processes
 import quire
-import warm
 from every_recipe import DEFAULTS, VARIANTS, params
 from quire.golden import cases
 from quire.golden.comparison import VECTORS
@@ -65,7 +65,7 @@ def with_one_cache(tmp_path):
     def run(program, *arguments):
         if not script.exists():
             script.write_text(program)
-            done = warm.Program(script, *arguments, environment=environment).finished(300)
+            done = processes.Program(script, *arguments, environment=environment).finished(300)
             assert done.returncode == 0, done.stderr
         else:
             command = [sys.executable, "-c", program, *arguments]
@@ -214,7 +214,7 @@ def ranks():
     def of(size):
         if size not in made:
             # Spawned processes import PyTorch each: of four, that is most of their time.
-            made[size] = Ranks(size, None if size == 2 else warm.CONTEXT)
+            made[size] = Ranks(size, None if size == 2 else processes.CONTEXT)
         return made[size]
 
     yield of
@@ -238,6 +238,6 @@ def four(ranks):
 @pytest.fixture
 def new():
     """Two processes for one test, which leaves them in a collective."""
-    ranks = Ranks(2, warm.CONTEXT)
+    ranks = Ranks(2, processes.CONTEXT)
     yield ranks
     ranks.kill()

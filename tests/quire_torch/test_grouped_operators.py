@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import quire  # noqa: F401  loads the operators
 from every_recipe import SPECS_OF_ONE_FAMILY, TABLE, linear_specs
-from one_group import backward, forward, linear
 from pairwise import each_value
+from quire_torch.one_group import backward, forward, linear
 
 pytestmark = pytest.mark.any_device
 

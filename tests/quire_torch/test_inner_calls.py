@@ -7,7 +7,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import quire  # noqa: F401  loads the operators
-from seen_operators import Operators
+from pytorch import Operators
 
 ops = torch.ops.quire
 MAP = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6], dtype=torch.int32).view(8, 1)

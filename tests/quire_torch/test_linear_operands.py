@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import quire
-from one_group import backward, forward, linear
 from quire import recipe
 from quire.golden.comparison import VECTORS
+from quire_torch.one_group import backward, forward, linear
 
 pytestmark = pytest.mark.any_device
 

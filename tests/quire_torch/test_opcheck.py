@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from every_recipe import SPECS_OF_ONE_FAMILY, linear_specs
-from one_group import backward, forward
 from pairwise import each_value
+from quire_torch.one_group import backward, forward
 
 RECIPES = SPECS_OF_ONE_FAMILY | linear_specs(
     *("fp8_current", "fp8_block", "mxfp8", "mxfp8_2d", "nvfp4", "nvfp4_row_scaled", "nvfp4_4over6")

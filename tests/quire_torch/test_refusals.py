@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import quire  # noqa: F401  (registers the operators)
-from one_group import linear
+from quire_torch.one_group import linear
 
 ops = torch.ops.quire
 MXFP8 = "x=mxfp8,w=mxfp8,dy=mxfp8"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import quire
-from torch_versions import fails_with
+from pytorch import fails_with
 
 ops = torch.ops.quire
 RECIPE = "x=mxfp8,w=mxfp8,dy=mxfp8"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+import pytorch
 import quire
-import torch_versions
 from every_recipe import some
 
 RECIPES = some("high_precision", "mxfp8", "nvfp4")
@@ -34,7 +34,7 @@ class Layers(torch.nn.Module):
 
 
 @pytest.mark.slow
-@torch_versions.aotinductor
+@pytorch.aotinductor
 def test_a_package_with_groups_of_tokens_does_not_die_at_its_first_call(tmp_path, equal_bits):
     model, example = Layers(), (torch.randn(8, 64), torch.tensor([3, 0, 4]))
     with torch.no_grad():

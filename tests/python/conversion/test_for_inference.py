@@ -11,8 +11,8 @@ import weakref
 import pytest
 import torch
 
+import pytorch
 import quire
-import torch_versions
 from every_recipe import DEFAULTS, each
 from linears import blocks
 from quire.conversion import timing
@@ -119,7 +119,7 @@ def test_layers_of_quire_in_the_model_are_converted_too(recipe, kind, equal_bits
 
 
 @pytest.mark.cpu_only
-@torch_versions.aotinductor
+@pytorch.aotinductor
 def test_aotinductor_compiles_a_converted_model(tmp_path, equal_bits):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.LayerNormMLP(256, 64), quire.MoE(256, 64, 3))

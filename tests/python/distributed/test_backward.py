@@ -9,9 +9,9 @@ from torch.autograd.graph import saved_tensors_hooks
 import quire
 from every_recipe import some
 from python.distributed.parallel_graphs import IN, OUT, TOKENS
+from pytorch import Operators
 from quire.distributed import Parallel
 from ranks import rank_of
-from seen_operators import Operators
 
 SIZE = 2
 #: Those that round to nearest, and so give the same bits in one process, whichever its random states are.

@@ -8,10 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-import one_group
 import quire
 from every_recipe import DEFAULTS, linear_specs
 from quire import recipe, runners
+from quire_torch import one_group
 
 pytestmark = pytest.mark.alone
 

@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 import quire
 from every_recipe import every_recipe
+from pytorch import Operators
 from quire import functional
-from seen_operators import Operators
 
 pytestmark = pytest.mark.skipif(functional.DIRECT is None, reason="built without Python's development headers")
 

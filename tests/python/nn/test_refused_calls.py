@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-import one_group
 import quire
 from quire import functional, moe
 from quire import recipe as recipes
+from quire_torch import one_group
 
 MXFP8 = "x=mxfp8,w=mxfp8,dy=mxfp8"
 X = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))

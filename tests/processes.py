@@ -1,10 +1,11 @@
-"""Processes that begin with PyTorch and quire imported, which takes seconds: forks of one that has done nothing else.
-All of them hash alike."""
+"""Processes that begin with PyTorch and quire imported, which takes seconds: forks of one that has done nothing else,
+which all hash alike, and forks of this one."""
 
 import gc
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import quick_dynamo  # noqa: F401, changes Dynamo
+import pytorch  # noqa: F401, changes Dynamo
 
 #: What most of them use.
 MODULES = ["quire", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
@@ -90,3 +91,26 @@ def _run(command: list[str], outputs: list[Path], environment: dict[str, str], m
     sys.argv = list(command)
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
+
+
+def in_child(work, seconds=30):
+    """What work() returns, bytes, in a forked child; fails if it raises, or has not ended after so many seconds."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        try:
+            os.write(writing, work())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as results:
+        answer = results.read()
+    _, status = os.waitpid(pid, 0)
+    assert not os.WIFSIGNALED(status), f"the child ended by signal {os.WTERMSIG(status)}, {signal.SIGALRM} is a timeout"
+    assert status == 0
+    return answer

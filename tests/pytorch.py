@@ -1,0 +1,36 @@
+"""What tests need of PyTorch itself. Imported, it makes Dynamo compile sooner: it no longer times the guards of each
+graph, which flushes the caches of the processor first and takes a quarter of the time of a small graph. Only a log
+says these times. And Python looks for garbage less often: what imports and compilers make is mostly kept, and looking
+through it takes a tenth of their time."""
+
+import gc
+
+gc.set_threshold(20000, 20, 20)
+
+import pytest  # noqa: E402  after garbage is looked for less often
+import torch  # noqa: E402
+from torch._dynamo import guards  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+guards.profile_guard_manager = lambda *_: 0.0
+
+
+def fails_with(version: str, why: str) -> pytest.MarkDecorator:
+    """Skips a test with that minor version of PyTorch, such as "2.11"."""
+    return pytest.mark.skipif(torch.__version__.startswith(f"{version}."), reason=f"PyTorch {version}: {why}")
+
+
+#: The file has numbers of torch.export's enumeration, which this runtime takes for c10's: float32 becomes float64.
+aotinductor = fails_with("2.11", "AOTInductor's runtime gives operators other dtypes than the exported ones")
+
+
+class Operators(TorchDispatchMode):
+    """Hears of every operator that PyTorch dispatches. seen: their names, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
