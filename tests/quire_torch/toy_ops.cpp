@@ -30,6 +30,23 @@ struct Lists {
 };
 static_assert(op::member_count<Lists>() == 6);
 
+// A struct that extends another one has that one's fields first.
+struct Short {
+  int64_t i;
+  static constexpr auto kFields = std::tuple{op::field<&Short::i>("i")};
+};
+struct Longer : Short {
+  using Base = Short;
+  at::Tensor t, u;
+  static constexpr auto kFields = std::tuple{op::field<&Longer::t>("t"), op::field<&Longer::u>("u")};
+};
+static_assert([] {
+  std::string_view names[3];
+  size_t n = 0;
+  op::for_each_field<Longer>([&](auto field) { names[n++] = field.name; });
+  return n == 3 && names[0] == "i" && names[1] == "t" && names[2] == "u";
+}());
+
 /// A value with a canonical text: "times:F".
 struct Scale {
   double factor = 1;

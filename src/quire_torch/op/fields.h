@@ -172,12 +172,17 @@ consteval size_t occurrences(const std::tuple<Fields...>&) {
   return (size_t{std::same_as<F, Fields>} + ... + size_t{0});
 }
 
+/// A struct that has the fields of another one, its only base, in front of its own, and lists its own alone.
+template <class S>
+concept Extended = requires { typename S::Base; };
+
 /// Calls f(field) for every field of S in the order of the list. Does not compile unless the list is complete.
 template <class S, class F>
 [[gnu::always_inline]] constexpr void for_each_field(F&& f) {
+  if constexpr (Extended<S>) for_each_field<typename S::Base>(f);
   std::apply(
       [&]<class... Fields>(Fields... fields) __attribute__((always_inline)) {
-        static_assert(sizeof...(Fields) == member_count<S>(),
+        static_assert(sizeof...(Fields) + (Extended<S> ? 1 : 0) == member_count<S>(),
                       "kFields must list every member of its struct (up to 32)");
         static_assert(((occurrences<Fields>(S::kFields) == 1) && ...), "kFields must list every member only once");
         (f(fields), ...);

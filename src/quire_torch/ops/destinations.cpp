@@ -1,8 +1,11 @@
 #include "quire_torch/ops/destinations.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <vector>
 
 #include "quire_torch/bridge/tensor.h"
+#include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
 namespace {
@@ -16,8 +19,8 @@ void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::
 }
 
 /// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
-void check_destinations(const op::TensorList& main_grad, const c10::SymInt& groups,
-                        const std::array<c10::SymInt, 2>& weight) {
+void check_main_grad(const op::TensorList& main_grad, const c10::SymInt& groups,
+                     const std::array<c10::SymInt, 2>& weight) {
   if (main_grad.empty()) return;
   const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3;
   quire::check(stacked || groups == static_cast<int64_t>(main_grad.size()),
@@ -33,6 +36,20 @@ void check_destinations(const op::TensorList& main_grad, const c10::SymInt& grou
                  t.is_contiguous() ? "" : " (not contiguous)");
 }
 
+/// Keeps operands of the gradient of w, and offsets behind them if there are any.
+void keep_for_later(const GroupedLinear::Saved& s, op::TensorList operands, c10::SymInt tokens) {
+  if (s.offsets) operands.push_back(*s.offsets);
+  keep_operands({{s.wgrad_stash.tensor}, std::move(operands), std::move(tokens), s.recipe, s.overwrite_main_grad});
+}
+
+/// What autograd is given for w when its gradient went elsewhere.
+at::Tensor placeholder(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  if (!s.placeholder) return {};
+  std::vector<c10::SymInt> sizes{dy.sym_size(-1), s.in_features};
+  if (s.offsets) sizes.insert(sizes.begin(), groups_of(s.offsets));
+  return at::zeros_symint(sizes, dy.options().dtype(s.dtype));
+}
+
 }  // namespace
 
 void Destinations::check(at::Device device, const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const {
@@ -45,7 +62,51 @@ void Destinations::check(at::Device device, const c10::SymInt& groups, const std
   for (const at::Tensor& t : main_grad) check_one_device(t.device(), device, "linear: main_grad and x");
   check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
   check_on_host(wgrad_stash, "linear");
-  check_destinations(main_grad, groups, weight);
+  check_main_grad(main_grad, groups, weight);
+}
+
+void check_destinations(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  const auto given = [](const at::Tensor& t) { return t.defined() ? op::OptionalTensor(t) : std::nullopt; };
+  Destinations{given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
+               s.main_grad.tensors}
+      .check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
+  const at::Tensor& memory = s.dgrad_out.tensor;
+  auto wanted = dy.sym_sizes().vec();
+  wanted.back() = s.in_features;
+  quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
+                                     memory.sym_numel() == c10::multiply_integers(wanted)),
+               "linear: dgrad_out was changed since the forward pass and is no memory for ",
+               c10::SymIntArrayRef(wanted), " any more");
+}
+
+bool goes_elsewhere(const GroupedLinear::Saved& s) {
+  return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
+}
+
+at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const op::Tensors<6>& found,
+                      c10::SymInt tokens) {
+  if ((args.needs & kKeepsDy) == 0) return found[1];
+  const auto& [dx, dw, dbias, dy_data, dy_scale, dy_amax] = found;
+  if (s.wgrad_stash.tensor.defined())
+    keep_for_later(s, {dy_data, dy_scale, dy_amax, args.x_data, args.x_scale, args.x_amax}, std::move(tokens));
+  else
+    call_into<Wgrad>(s.main_grad.tensors, dy_data, dy_scale, dy_amax, args.x_data, args.x_scale, args.x_amax, s.offsets,
+                     std::move(tokens), args.recipe, s.overwrite_main_grad);
+  return placeholder(s, args.dy);
+}
+
+at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearUnquantizedBwd::Args& args, const at::Tensor& dw) {
+  if (!goes_elsewhere(s)) return dw;
+  if (s.wgrad_stash.tensor.defined())
+    keep_for_later(s, {args.dy.to(s.dtype), args.x.to(s.dtype)}, rows_of(args.dy));
+  else
+    call_into<Accumulate>(s.main_grad.tensors, dw, s.overwrite_main_grad);
+  return placeholder(s, args.dy);
+}
+
+void advance(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const at::Tensor& dy_amax) {
+  if (args.sr_state) op::call<SrAdvance>({.sr_state = {*args.sr_state}});
+  if (args.bwd_scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, dy_amax, 0});
 }
 
 }  // namespace quire_torch

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/state.h"
 
 namespace quire_torch {
@@ -16,5 +17,21 @@ struct Destinations {
   /// stash: on the host).
   void check(at::Device device, const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const;
 };
+
+/// The same when backward begins: what it writes may have been resized since.
+void check_destinations(const GroupedLinear::Saved& s, const at::Tensor& dy);
+
+/// Whether dw goes to main_grad or to the stash, and not to autograd.
+bool goes_elsewhere(const GroupedLinear::Saved& s);
+
+/// What autograd is given for w: dw, or where that goes elsewhere, which is done here, nothing or zeros. found: the
+/// results of linear_bwd. tokens: rows that dw sums over.
+at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const op::Tensors<6>& found,
+                      c10::SymInt tokens);
+/// The same of dw, a result of linear_unquantized_bwd.
+at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearUnquantizedBwd::Args& args, const at::Tensor& dw);
+
+/// Advances the random stream that rounded dy, and notes the amax of dy where delayed scaling collects it.
+void advance(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const at::Tensor& dy_amax);
 
 }  // namespace quire_torch

@@ -11,8 +11,8 @@ namespace {
 
 using quire::Backward, quire::Direction;
 
-bool is_stacked(const op::GradientList& list, int64_t rank) {
-  return list.tensors.size() == 1 && list.tensors[0].dim() > rank;
+bool is_stacked(const op::GradientList& list, int64_t dims) {
+  return list.tensors.size() == 1 && list.tensors[0].dim() > dims;
 }
 
 /// Whether w tells only shape and dtype.

@@ -6,7 +6,6 @@
 
 #include "quire_torch/op/autograd.h"
 #include "quire_torch/ops/linear_bwd.h"
-#include "quire_torch/ops/parallel.h"
 
 namespace quire_torch {
 
@@ -61,11 +60,9 @@ struct GroupedLinear : OpBase {
   static constexpr size_t kDifferentiable = 1;
 
   /// What backward needs: codes in the direction that it reads, or x and w themselves where it multiplies or quantizes
-  /// those (requantized, high_precision). Of a layer that is sharded over ranks what this one has; x_plain: x
-  /// itself, since codes of parts would not be those of the whole, and in x_scale its static scale. layer: its name for
-  /// errors, where it is known.
+  /// those (requantized, high_precision).
   struct Saved {
-    op::OptionalTensor offsets, part{};
+    op::OptionalTensor offsets;
     at::Tensor x_data, x_scale, x_amax;
     at::Tensor bwd_scale;
     op::TensorList w;
@@ -74,12 +71,9 @@ struct GroupedLinear : OpBase {
     op::StateList main_grad;
     c10::SymInt in_features;
     OptionalRecipeText recipe;
-    OptionalParallelText parallel = OptionalParallelText::parse("");
-    std::string layer{};
     at::ScalarType dtype;
-    bool stacked_w, stacked_bias, overwrite_main_grad, placeholder, x_plain = false;
+    bool stacked_w, stacked_bias, overwrite_main_grad, placeholder;
     static constexpr auto kFields = std::tuple{op::field<&Saved::offsets>("offsets"),
-                                               op::field<&Saved::part>("part"),
                                                op::field<&Saved::x_data>("x_data"),
                                                op::field<&Saved::x_scale>("x_scale"),
                                                op::field<&Saved::x_amax>("x_amax"),
@@ -93,14 +87,11 @@ struct GroupedLinear : OpBase {
                                                op::field<&Saved::main_grad>("main_grad"),
                                                op::field<&Saved::in_features>("in_features"),
                                                op::field<&Saved::recipe>("recipe"),
-                                               op::field<&Saved::parallel>("parallel"),
-                                               op::field<&Saved::layer>("layer"),
                                                op::field<&Saved::dtype>("dtype"),
                                                op::field<&Saved::stacked_w>("stacked_w"),
                                                op::field<&Saved::stacked_bias>("stacked_bias"),
                                                op::field<&Saved::overwrite_main_grad>("overwrite_main_grad"),
-                                               op::field<&Saved::placeholder>("placeholder"),
-                                               op::field<&Saved::x_plain>("x_plain")};
+                                               op::field<&Saved::placeholder>("placeholder")};
   };
 
   static op::Tensors<3> inference(const Args& a);

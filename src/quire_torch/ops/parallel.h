@@ -11,6 +11,7 @@
 
 namespace quire_torch {
 
+/// What the products of a sharded layer exchange with the other ranks, as a text says it:
 /// "column,group=NAME,size=N[,sequence[,overlap=ring]][,reduce=R][,own_gradients]" or "row,...". column: each rank
 /// has some of the outputs, row: some of the inputs. sequence: outside of the layer each rank has some of the
 /// tokens, those of the first dimension.
@@ -35,6 +36,9 @@ struct Parallel {
   int axis_of_dy() const { return column ? 1 : (sequence ? 0 : -1); }
   bool gathers_x() const { return column && sequence; }
   bool gathers_dy() const { return !column && sequence; }
+  /// Whether the product of a rank is one of several whose sum is y, or dx.
+  bool sums_y() const { return !column; }
+  bool sums_dx() const { return column; }
 };
 
 using OptionalParallelText = Interned<Optional<Parallel>>;

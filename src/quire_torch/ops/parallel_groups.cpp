@@ -1,8 +1,7 @@
 #include "quire_torch/ops/parallel_groups.h"
 
-#include <algorithm>
-
 #include "quire_torch/ops/agree.h"
+#include "quire_torch/ops/grouped_linear_bwd.h"
 #include "quire_torch/ops/reduce.h"
 
 namespace quire_torch {
@@ -11,148 +10,150 @@ namespace {
 using quire::Backward;
 
 /// The products of this rank, as backward is to know them.
-GroupedLinear::Args own_product(const ParallelGroupedLinear::Args& a) {
-  return {.x = a.x,
-          .w = a.w,
-          .bias = a.bias,
-          .offsets = a.offsets,
-          .recipe = a.recipe,
-          .dtype = a.dtype,
-          .w_buffers = a.w_buffers,
-          .w_fingerprint = a.w_fingerprint,
-          .sr_state = a.sr_state,
-          .fwd_scale = a.fwd_scale,
-          .bwd_scale = a.bwd_scale,
-          .bwd_amax = a.bwd_amax,
-          .wgrad_stash = a.wgrad_stash,
-          .main_grad = a.main_grad,
-          .overwrite_main_grad = a.overwrite_main_grad,
-          .placeholder = a.placeholder};
+GroupedLinear::Args own_product(const ParallelGroupedLinear::Args& call) {
+  return {.x = call.x,
+          .w = call.w,
+          .bias = call.bias,
+          .offsets = call.offsets,
+          .recipe = call.recipe,
+          .dtype = call.dtype,
+          .w_buffers = call.w_buffers,
+          .w_fingerprint = call.w_fingerprint,
+          .sr_state = call.sr_state,
+          .fwd_scale = call.fwd_scale,
+          .bwd_scale = call.bwd_scale,
+          .bwd_amax = call.bwd_amax,
+          .wgrad_stash = call.wgrad_stash,
+          .main_grad = call.main_grad,
+          .overwrite_main_grad = call.overwrite_main_grad,
+          .placeholder = call.placeholder};
 }
 
-void check(const ParallelGroupedLinear::Args& a, op::Needs need) {
-  quire::check(a.parallel->has_value(), "parallel_grouped_linear: parallel must say how w is sharded, got ''; call ",
+void check(const ParallelGroupedLinear::Args& call, op::Needs need) {
+  quire::check(call.parallel->has_value(), "parallel_grouped_linear: parallel must say how w is sharded, got ''; call ",
                "grouped_linear for weights that are not");
-  const Parallel& p = **a.parallel;
-  quire::check(!p.sequence, "parallel_grouped_linear: groups of tokens are the same on all ranks; got '", p.to_string(),
-               "', leave 'sequence' out");
-  check_input_scale(a.recipe, a.input_scale, a.fwd_scale, need[kW] && keeps_x(a.recipe), "parallel_grouped_linear");
-  GroupedLinear::check(own_product(a), need);
+  const Parallel& sharding = **call.parallel;
+  quire::check(!sharding.sequence, "parallel_grouped_linear: groups of tokens are the same on all ranks; got '",
+               sharding.to_string(), "', leave 'sequence' out");
+  check_input_scale(call.recipe, call.input_scale, call.fwd_scale, need[kW] && keeps_x(call.recipe),
+                    "parallel_grouped_linear");
+  GroupedLinear::check(own_product(call), need);
 }
 
-/// Biases of a "row" layer on the first rank, and zeros on the others: their results are added.
+/// Biases on the first rank, and zeros on the others, whose results are added to its.
 op::GradientList once(const op::GradientList& biases, const at::Tensor& part) {
   op::GradientList own;
   for (const at::Tensor& bias : biases.tensors) own.tensors.push_back(bias.mul(part.narrow(0, 0, 1).eq(0)));
   return own;
 }
 
+/// Six buffers, of which there are the columnwise ones where the part has some.
+void append(OptionalTensors& buffers, const Part& part, const op::Tensors<6>& codes) {
+  for (size_t i = 0; i < codes.size(); ++i)
+    buffers.push_back(i < 3 || part.columnwise ? std::optional(codes[i]) : std::nullopt);
+}
+
 /// The products, with operands quantized before that need amaxes of other ranks, or have a static scale.
-GroupedLinear::Args operands(const ParallelGroupedLinear::Args& a, op::Needs need) {
-  GroupedLinear::Args args = own_product(a);
-  const Parallel& p = **a.parallel;
-  if (!p.column) args.bias = once(a.bias, a.part);
-  if (!a.recipe->has_value()) return args;
-  if (!p.column) args.dtype = partial_dtype(p, a.dtype);
-  if (a.fwd_scale) return args;
-  const quire::LinearSpec& recipe = **a.recipe;
-  const bool x_apart = a.input_scale || needs_reduction(recipe.x, p.axis_of_x()),
-             w_apart = a.w_buffers.empty() && needs_reduction(recipe.w, p.axis_of_w());
+GroupedLinear::Args operands(const ParallelGroupedLinear::Args& call, op::Needs need) {
+  GroupedLinear::Args product = own_product(call);
+  const Parallel& sharding = **call.parallel;
+  if (sharding.sums_y()) product.bias = once(call.bias, call.part);
+  if (!call.recipe->has_value()) return product;
+  if (sharding.sums_y()) product.dtype = partial_dtype(sharding, call.dtype);
+  if (call.fwd_scale) return product;
+  const quire::LinearSpec& recipe = **call.recipe;
+  const bool quantizes_x = call.input_scale || needs_reduction(recipe.x, sharding.axis_of_x()),
+             quantizes_w = call.w_buffers.empty() && needs_reduction(recipe.w, sharding.axis_of_w());
   std::vector<Part> parts;
-  if (x_apart)
-    parts.push_back({.t = a.x,
+  if (quantizes_x)
+    parts.push_back({.t = call.x,
                      .spec = recipe.x,
                      .columnwise = need[kW] && recipe.backward == Backward::quantized,
-                     .axis = p.axis_of_x(),
-                     .scale = a.input_scale,
-                     .offsets = a.offsets});
-  const auto groups = w_apart ? static_cast<size_t>(a.offsets.size(0)) : 0;
+                     .axis = sharding.axis_of_x(),
+                     .scale = call.input_scale,
+                     .offsets = call.offsets});
+  const auto groups = quantizes_w ? static_cast<size_t>(call.offsets.size(0)) : 0;
   for (size_t e = 0; e < groups; ++e)
-    parts.push_back({.t = member(a.w.tensors, e, 2),
+    parts.push_back({.t = member(call.w.tensors, e, 2),
                      .spec = recipe.w,
                      .columnwise = need[kX] && from_codes(recipe.backward),
-                     .axis = p.axis_of_w()});
-  const auto q = quantize_parts(parts, p.group);
-  for (size_t i = 0; i < q.size(); ++i) {
-    auto& buffers = x_apart && i == 0 ? args.x_buffers : args.w_buffers;
-    for (size_t k = 0; k < 6; ++k)
-      buffers.push_back(k < 3 || parts[i].columnwise ? std::optional(q[i][k]) : std::nullopt);
-  }
-  return args;
+                     .axis = sharding.axis_of_w()});
+  const std::vector<op::Tensors<6>> codes = quantize_parts(parts, sharding.group);
+  for (size_t i = 0; i < codes.size(); ++i)
+    append(quantizes_x && i == 0 ? product.x_buffers : product.w_buffers, parts[i], codes[i]);
+  return product;
 }
 
 }  // namespace
 
 op::Tensors<3> ParallelGroupedLinear::inference(const Args& a) { return forward(a, {}).first; }
 
-std::pair<op::Tensors<3>, ParallelGroupedLinear::Saved> ParallelGroupedLinear::forward(const Args& a, op::Needs need) {
+std::pair<op::Tensors<3>, ParallelGroupedLinear::Saved> ParallelGroupedLinear::forward(const Args& call,
+                                                                                       op::Needs need) {
   std::string layer = take_next_caller();
-  check(a, need);
+  check(call, need);
   const Caller caller(layer);
-  const Parallel& p = **a.parallel;
-  const Agreement agreement(layer, {.t = {a.x},
-                                    .tokens = rows_of(a.x),
-                                    .in_features = a.w.tensors.front().sym_size(-1),
-                                    .out_features = a.w.tensors.front().sym_size(-2),
-                                    .recipe = a.recipe,
-                                    .parallel = a.parallel});
-  const GroupedLinear::Args args = operands(a, need);
-  const auto [r, x] = GroupedLinear::product(args, need);
-  agree_before(r[0]);
-  GroupedLinear::Args given = mode_of(a.recipe) == Backward::high_precision ? own_product(a) : args;
-  given.dtype = a.dtype;
-  given.bias = a.bias;
-  Saved s = GroupedLinear::saved(given, x, r, need);
-  s.parallel = a.parallel;
-  s.part = a.part;
-  s.layer = std::move(layer);
-  op::Tensors<3> results{r[0], r[3], r[6]};
-  if (!p.column) results[0] = wait_for_sum(start_sum(r[0], p), p, r[0].sym_sizes().vec(), a.dtype);
-  if (a.fwd_scale) {
-    results[1] = reduced(r[3], p.axis_of_x(), p.group);
-    if (a.w_buffers.empty()) results[2] = reduced(r[6], p.axis_of_w(), p.group);
+  const Parallel& sharding = **call.parallel;
+  const Agreement agreement(layer, {.t = {call.x},
+                                    .tokens = rows_of(call.x),
+                                    .in_features = call.w.tensors.front().sym_size(-1),
+                                    .out_features = call.w.tensors.front().sym_size(-2),
+                                    .recipe = call.recipe,
+                                    .parallel = call.parallel});
+  const GroupedLinear::Args product = operands(call, need);
+  const auto [results, x] = GroupedLinear::product(product, need);
+  agree_before(results[0]);
+  GroupedLinear::Args known = mode_of(call.recipe) == Backward::high_precision ? own_product(call) : product;
+  known.dtype = call.dtype;
+  known.bias = call.bias;
+  Saved kept{GroupedLinear::saved(known, x, results, need), call.part, call.parallel, std::move(layer)};
+  at::Tensor y = results[0], x_amax = results[3], w_amax = results[6];
+  if (sharding.sums_y()) y = wait_for_sum(start_sum(y, sharding), sharding, results[0].sym_sizes().vec(), call.dtype);
+  if (call.fwd_scale) {
+    x_amax = reduced(x_amax, sharding.axis_of_x(), sharding.group);
+    if (call.w_buffers.empty()) w_amax = reduced(w_amax, sharding.axis_of_w(), sharding.group);
   }
-  return {std::move(results), std::move(s)};
+  return {{y, x_amax, w_amax}, std::move(kept)};
 }
 
 op::Tensors<12> ParallelGroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
   const Caller caller(s.layer);
-  op::Tensors<12> found;
-  std::ranges::copy(GroupedLinear::backward(s, grads, need), found.begin());
-  return found;
+  auto [dx, dw, dbias] = as_lists(s, parallel_gradients(s, grads[0], need), need);
+  return {std::move(dx), std::move(dw), std::move(dbias), {}, {}, {}, {}, {}, {}, {}, {}, {}};
 }
 
-ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part) {
-  // Of weights that are sharded by rows each rank has all of dy, and its part of dx.
-  if (!p.column) return {op::call<LinearBwd>(a)};
-  const int64_t needs = a.needs;
+ParallelGradients parallel_groups_bwd(LinearBwd::Args args, const Parallel& sharding, const op::OptionalTensor& part) {
+  // Of weights that are sharded by inputs each rank has all of dy, and its part of dx.
+  const c10::SymInt tokens = rows_of(args.dy);
+  if (!sharding.sums_dx()) return {.values = op::call<LinearBwd>(args), .tokens = tokens};
+  const int64_t needs = args.needs;
   const bool rowwise = (needs & kNeedsX) != 0, columnwise = (needs & (kNeedsW | kKeepsDy)) != 0;
-  const Part dy{.t = a.dy,
-                .spec = a.recipe->dy,
+  const Part dy{.t = args.dy,
+                .spec = args.recipe->dy,
                 .rowwise = rowwise,
                 .columnwise = columnwise,
-                .axis = p.axis_of_dy(),
-                .offsets = a.offsets};
-  const op::Tensors<2> amaxes = a.bwd_scale ? op::Tensors<2>() : reduced_amaxes(dy, p.group);
+                .axis = sharding.axis_of_dy(),
+                .offsets = args.offsets};
+  const op::Tensors<2> amaxes = args.bwd_scale ? op::Tensors<2>() : reduced_amaxes(dy, sharding.group);
   const auto given = [&](size_t i) { return amaxes[i].defined() ? std::optional(amaxes[i]) : std::nullopt; };
-  if (a.recipe->dy.stochastic) a.part = part;
-  ParallelGradients found;
-  for (at::Tensor& t : found.values) t = a.dy.new_empty({0});
+  if (args.recipe->dy.stochastic) args.part = part;
+  ParallelGradients found{.values = {}, .tokens = tokens};
+  for (at::Tensor& t : found.values) t = args.dy.new_empty({0});
   at::Tensor dy_amax;
   if (rowwise) {  // apart, so that its sum runs beside the rest
-    LinearBwd::Args of_dx = a;
+    LinearBwd::Args of_dx = args;
     of_dx.needs = kNeedsX;
     of_dx.given_amax = given(0);
-    of_dx.dtype = partial_dtype(p, a.dtype);
-    const auto r = op::call<LinearBwd>(of_dx);
-    dy_amax = r[5];
-    found.dx.started = {start_sum(r[0], p)};
+    of_dx.dtype = partial_dtype(sharding, args.dtype);
+    const op::Tensors<6> rows = op::call<LinearBwd>(of_dx);
+    dy_amax = rows[5];
+    found.dx.started = {start_sum(rows[0], sharding)};
   }
-  a.needs = needs & ~kNeedsX;
-  a.given_amax = given(1);
-  if (a.needs) found.values = op::call<LinearBwd>(a);
-  if (a.bwd_scale && (rowwise || columnwise))
-    found.values[5] = reduced(rowwise ? dy_amax : found.values[5], p.axis_of_dy(), p.group);
+  args.needs = needs & ~kNeedsX;
+  args.given_amax = given(1);
+  if (args.needs) found.values = op::call<LinearBwd>(args);
+  if (args.bwd_scale && (rowwise || columnwise))
+    found.values[5] = reduced(rowwise ? dy_amax : found.values[5], sharding.axis_of_dy(), sharding.group);
   return found;
 }
 

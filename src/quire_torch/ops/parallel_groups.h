@@ -4,8 +4,7 @@
 
 #include <utility>
 
-#include "quire_torch/ops/grouped_linear.h"
-#include "quire_torch/ops/parallel_linear.h"
+#include "quire_torch/ops/parallel_bwd.h"
 
 namespace quire_torch {
 
@@ -53,7 +52,7 @@ struct ParallelGroupedLinear : OpBase {
   static constexpr std::array kResults{"y", "x_amax", "w_amax"};
   static constexpr size_t kDifferentiable = 1;
   static constexpr bool kComposite = true;
-  using Saved = GroupedLinear::Saved;
+  using Saved = ParallelSaved;
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);

@@ -1,10 +1,32 @@
+// The forward pass of a linear whose weight is sharded over n ranks. What each rank has, in the four cases:
+//
+//                     column          column, sequence     row            row, sequence
+//   w                 [N / n, K]      [N / n, K]           [N, K / n]     [N, K / n]
+//   bias              [N / n]         [N / n]              [N]            [N]
+//   forward
+//     x               [T, *, K]       [T / n, *, K]        [T, *, K / n]  [T, *, K / n]
+//     gathered        -               x                    -              -
+//     amaxes reduced  w               x, w                 x, w           x, w
+//     y               [T, *, N / n]   [T, *, N / n]        [T, *, N]      [T / n, *, N]
+//     summed          -               -                    y: all_reduce  y: reduce_scatter
+//   backward, of a dy that is sharded as y is, to a dx as x is
+//     gathered        -               x, for dw            -              dy
+//     amaxes reduced  dy              dy, dx               dx             dy, dx
+//     summed          dx: all_reduce  dx: reduce_scatter   -              dbias: all_reduce
+//
+// * Gathered are codes of this rank's tokens, once they are quantized under the amaxes of all; or values, which are
+//   quantized afterwards as a whole, where a part ends within a block, or nothing is quantized. A dbias of a gathered
+//   dy is whole, and is not summed.
+// * Amaxes are reduced where a scale follows from that of the whole tensor, and those that delayed scaling collects; of
+//   dx, where a recipe rounds it. A layer that keeps x itself quantizes it again in backward, as in forward.
+// * With overlap=ring each rank sends its tokens to all in one broadcast, which is multiplied when it is there, in the
+//   place of a gather; and a sum becomes one of each piece, which runs while the next piece is multiplied (ring.h).
 #include "quire_torch/ops/parallel_linear.h"
 
 #include <ATen/ops/cat.h>
 
 #include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/reduce.h"
-#include "quire_torch/ops/ring.h"
 
 namespace quire_torch {
 namespace {
@@ -12,45 +34,79 @@ namespace {
 using quire::Backward, quire::Direction;
 
 /// The product of this rank, as backward is to know it.
-GroupedLinear::Args own_product(const ParallelLinear::Args& a) {
-  return {.x = a.x,
-          .w = {{a.w}},
-          .bias = {a.bias && (*a.parallel)->column ? op::TensorList{*a.bias} : op::TensorList()},
+GroupedLinear::Args own_product(const ParallelLinear::Args& call) {
+  const bool adds_bias = call.bias && !(*call.parallel)->sums_y();
+  return {.x = call.x,
+          .w = {{call.w}},
+          .bias = {adds_bias ? op::TensorList{*call.bias} : op::TensorList()},
           .offsets = std::nullopt,
-          .recipe = a.recipe,
-          .dtype = a.dtype,
-          .w_buffers = a.w_buffers,
-          .w_fingerprint = a.w_fingerprint,
-          .sr_state = a.sr_state,
-          .fwd_scale = a.fwd_scale,
-          .bwd_scale = a.bwd_scale,
-          .bwd_amax = a.bwd_amax,
-          .wgrad_stash = a.wgrad_stash,
-          .main_grad = a.main_grad,
-          .overwrite_main_grad = a.overwrite_main_grad,
-          .placeholder = a.placeholder};
+          .recipe = call.recipe,
+          .dtype = call.dtype,
+          .w_buffers = call.w_buffers,
+          .w_fingerprint = call.w_fingerprint,
+          .sr_state = call.sr_state,
+          .fwd_scale = call.fwd_scale,
+          .bwd_scale = call.bwd_scale,
+          .bwd_amax = call.bwd_amax,
+          .wgrad_stash = call.wgrad_stash,
+          .main_grad = call.main_grad,
+          .overwrite_main_grad = call.overwrite_main_grad,
+          .placeholder = call.placeholder};
 }
 
-/// What the product of this rank multiplies, and what is kept of x.
-struct Operands {
-  GroupedLinear::Args args;
-  DirectionBuffers kept;
-  bool keeps = false;                  ///< whether `kept` says what backward needs of x; else forward kept it
-  bool plain = false;                  ///< whether that is x itself
-  at::Tensor x_amax{}, w_amax{};       ///< of delayed scaling, where x or w was quantized here
-  std::optional<Arrivals> arrivals{};  ///< x, where it comes in pieces
+enum class WayOfX {
+  as_it_is,         ///< the product quantizes it, if anything does
+  quantized_first,  ///< because that takes amaxes of other ranks, or the caller's scale, or is done once for all pieces
+  gathered_codes,   ///< quantized first, of this rank's tokens
+  gathered_values,
 };
 
-DirectionBuffers itself(const at::Tensor& x) { return {x, x.new_empty({0}), x.new_empty({0})}; }
+/// How operands come to the product of a rank, and y from it.
+struct Plan {
+  WayOfX x = WayOfX::as_it_is;
+  bool quantizes_w = false;  ///< before the product, for the reasons of WayOfX::quantized_first
+  bool x_arrives = false;    ///< x is multiplied rank by rank, as it comes
+  bool y_in_pieces = false;  ///< pieces of y are summed while others are multiplied
 
-/// x itself as what is kept of it, with its static scale.
-DirectionBuffers kept_x(const ParallelLinear::Args& a) {
-  return {a.x, a.input_scale ? *a.input_scale : a.x.new_empty({0}), a.x.new_empty({0})};
+  bool quantizes_x() const { return x == WayOfX::quantized_first || x == WayOfX::gathered_codes; }
+  bool has_pieces() const { return x_arrives || y_in_pieces; }
+};
+
+Plan plan_of(const ParallelLinear::Args& call) {
+  const Parallel& sharding = **call.parallel;
+  const quire::LinearSpec* recipe = call.recipe->has_value() ? &**call.recipe : nullptr;
+  const bool codes = recipe && !recipe->weight_only;
+  // Whether parts of x of so many rows each have the codes of the whole.
+  const auto whole_blocks = [&](const c10::SymInt& rows) { return gathers_codes(recipe->x, Direction::rowwise, rows); };
+  Plan plan;
+  if (sharding.gathers_x()) {
+    plan.x = codes && whole_blocks(rows_of(call.x)) ? WayOfX::gathered_codes : WayOfX::gathered_values;
+    plan.x_arrives = sharding.ring && (plan.quantizes_x() || !codes);
+  } else {
+    plan.y_in_pieces = sharding.ring && (!codes || whole_blocks(rows_of(call.x) / sharding.group.size));
+    if (codes &&
+        (plan.y_in_pieces || call.input_scale || (!call.fwd_scale && needs_reduction(recipe->x, sharding.axis_of_x()))))
+      plan.x = WayOfX::quantized_first;
+  }
+  plan.quantizes_w = recipe && call.w_buffers.empty() &&
+                     (plan.has_pieces() || (!call.fwd_scale && needs_reduction(recipe->w, sharding.axis_of_w())));
+  return plan;
 }
 
-/// The scale that x does not get from its own amax.
-op::OptionalTensor scale_of_x(const ParallelLinear::Args& a) {
-  return a.input_scale ? a.input_scale : slot(a.fwd_scale, 0);
+/// What the product of this rank multiplies.
+struct Operands {
+  GroupedLinear::Args product;
+  std::optional<Arrivals> arrivals{};        ///< x, where it comes rank by rank
+  std::optional<DirectionBuffers> kept_x{};  ///< what backward needs of x, where the product does not know that
+  bool keeps_x_itself = false;               ///< whether that is x
+  at::Tensor x_amax{}, w_amax{};             ///< of delayed scaling, where x or w was quantized here
+};
+
+DirectionBuffers values_alone(const at::Tensor& x) { return {x, x.new_empty({0}), x.new_empty({0})}; }
+
+/// x itself as what is kept of it, with its static scale.
+DirectionBuffers x_itself(const ParallelLinear::Args& call) {
+  return {call.x, call.input_scale ? *call.input_scale : call.x.new_empty({0}), call.x.new_empty({0})};
 }
 
 /// Six buffers of which there are those of one direction.
@@ -58,211 +114,226 @@ op::OptionalTensorList rowwise_only(const DirectionBuffers& rows) {
   return {rows[0], rows[1], rows[2], std::nullopt, std::nullopt, std::nullopt};
 }
 
-/// How x is quantized apart from the product, because its scale is given, or an amax or codes of other ranks are
-/// needed in between.
-Part part_of_x(const ParallelLinear::Args& a, bool keep) {
-  const Parallel& p = **a.parallel;
-  const quire::LinearSpec& recipe = **a.recipe;
-  const bool columnwise = keep && recipe.backward == Backward::quantized &&
-                          (!p.gathers_x() || gathers_codes(recipe.x, Direction::columnwise, rows_of(a.x)));
-  return {.t = a.x, .spec = recipe.x, .columnwise = columnwise, .axis = p.axis_of_x(), .scale = scale_of_x(a)};
+Part part_of_x(const ParallelLinear::Args& call, op::Needs need) {
+  const Parallel& sharding = **call.parallel;
+  const quire::LinearSpec& recipe = **call.recipe;
+  // Backward gathers columnwise codes that forward made, if they can be gathered.
+  const bool columnwise = need[kW] && recipe.backward == Backward::quantized &&
+                          (!sharding.gathers_x() || gathers_codes(recipe.x, Direction::columnwise, rows_of(call.x)));
+  return {.t = call.x,
+          .spec = recipe.x,
+          .columnwise = columnwise,
+          .axis = sharding.axis_of_x(),
+          .scale = call.input_scale ? call.input_scale : slot(call.fwd_scale, 0)};
 }
 
-/// The product's x, and what is kept of it, of x quantized like that.
-void take_x(const ParallelLinear::Args& a, bool keep, const Part& part, const op::Tensors<6>& q, Operands& o) {
-  const Parallel& p = **a.parallel;
-  const Backward mode = (*a.recipe)->backward;
-  DirectionBuffers rows{q[0], q[1], q[2]};
-  if (a.fwd_scale) o.x_amax = q[2];
-  if (keep) {
-    o.keeps = true;
-    o.plain = mode == Backward::quantized && !part.columnwise;
-    if (mode == Backward::dequantized)
-      o.kept = rows;
-    else if (part.columnwise)
-      o.kept = {q[3], q[4], q[5]};
-    else
-      o.kept = kept_x(a);
-  }
-  if (p.gathers_x()) {
-    if (p.ring)
-      o.arrivals.emplace(rows, part.spec, p.group, part.scale.has_value());
-    else
-      rows = gather(rows, part.spec, Direction::rowwise, p.group, part.scale.has_value());
-    o.args.x = a.x.new_empty({1}).expand_symint(sizes_with(a.x, p.group.size, a.x.sym_size(-1)));
-  }
-  o.args.x_buffers = rowwise_only(rows);
+Part part_of_w(const ParallelLinear::Args& call, op::Needs need) {
+  const quire::LinearSpec& recipe = **call.recipe;
+  return {.t = call.w,
+          .spec = recipe.w,
+          .columnwise = need[kX] && from_codes(recipe.backward),
+          .axis = (*call.parallel)->axis_of_w(),
+          .scale = slot(call.fwd_scale, 1)};
 }
 
-/// The product's x, and what is kept of it, of values that come together, because codes cannot.
-void take_values(const ParallelLinear::Args& a, bool keep, bool quantizes_x, Operands& o) {
-  const Parallel& p = **a.parallel;
-  const at::Tensor x = agreed(a.x);
-  if (p.ring && !quantizes_x)
-    o.arrivals.emplace(x, p.group);
+/// What is kept of x, whose codes are these, of this rank's tokens.
+void keep_x(const ParallelLinear::Args& call, const Part& x, const op::Tensors<6>& codes, Operands& operands) {
+  const Backward mode = (*call.recipe)->backward;
+  operands.keeps_x_itself = mode == Backward::quantized && !x.columnwise;
+  if (mode == Backward::dequantized)
+    operands.kept_x = {codes[0], codes[1], codes[2]};
+  else if (x.columnwise)
+    operands.kept_x = {codes[3], codes[4], codes[5]};
   else
-    o.args.x = gather(x, p.group);
-  if (keep) o.kept = kept_x(a), o.keeps = o.plain = true;
-  if (!a.input_scale) return;
-  const auto q = quantize_parts({{.t = o.args.x, .spec = (*a.recipe)->x, .scale = a.input_scale}}, p.group)[0];
-  o.args.x_buffers = rowwise_only({q[0], q[1], q[2]});
+    operands.kept_x = x_itself(call);
 }
 
-/// Whether y is scattered in pieces.
-bool scatters_pieces(const ParallelLinear::Args& a) {
-  const Parallel& p = **a.parallel;
-  return p.ring && !p.column &&
-         (!a.recipe->has_value() || (*a.recipe)->weight_only ||
-          gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x) / p.group.size));
-}
-
-Operands operands(const ParallelLinear::Args& a, op::Needs need) {
-  Operands o{.args = own_product(a), .kept = {}};
-  const Parallel& p = **a.parallel;
-  if (!p.column && a.recipe->has_value()) o.args.dtype = partial_dtype(p, a.dtype);
-  const bool quantizes = a.recipe->has_value(), keep = need[kW];
-  const bool quantizes_x = quantizes && !(*a.recipe)->weight_only;
-  const bool codes = quantizes_x && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
-  const bool pieces = quantizes && (p.gathers_x() ? p.ring && (codes || !quantizes_x) : scatters_pieces(a));
-  const bool scaled_apart =
-      a.input_scale || (quantizes_x && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
-  const bool apart = quantizes_x && (codes || pieces || (!p.gathers_x() && scaled_apart));
-  if (p.gathers_x() && !codes) take_values(a, keep, quantizes_x, o);
-  std::vector<Part> parts;
-  if (apart) parts.push_back(part_of_x(a, keep));
-  // Of pieces once, and not with each of them.
-  const bool w_apart =
-      quantizes && a.w_buffers.empty() && (pieces || (!a.fwd_scale && needs_reduction((*a.recipe)->w, p.axis_of_w())));
-  if (w_apart)
-    parts.push_back({.t = a.w,
-                     .spec = (*a.recipe)->w,
-                     .columnwise = need[kX] && from_codes((*a.recipe)->backward),
-                     .axis = p.axis_of_w(),
-                     .scale = slot(a.fwd_scale, 1)});
-  const auto q = quantize_parts(parts, p.group);
-  if (apart) take_x(a, keep, parts[0], q[0], o);
-  if (w_apart) {
-    o.args.w_buffers = {q.back().begin(), q.back().end()};
-    if (a.fwd_scale) o.w_amax = q.back()[2];
-    if (!parts.back().columnwise) std::fill_n(o.args.w_buffers.begin() + 3, 3, std::nullopt);
+/// Gives the product codes of x, of all tokens.
+void give_codes(const ParallelLinear::Args& call, const Plan& plan, const Part& x, const op::Tensors<6>& codes,
+                Operands& operands) {
+  const Group& group = (*call.parallel)->group;
+  DirectionBuffers rows{codes[0], codes[1], codes[2]};
+  if (call.fwd_scale) operands.x_amax = codes[2];
+  if (plan.x == WayOfX::gathered_codes) {
+    if (plan.x_arrives)
+      operands.arrivals.emplace(rows, x.spec, group, x.scale.has_value());
+    else
+      rows = gather(rows, x.spec, Direction::rowwise, group, x.scale.has_value());
+    operands.product.x = call.x.new_empty({1}).expand_symint(sizes_with(call.x, group.size, call.x.sym_size(-1)));
   }
-  return o;
+  operands.product.x_buffers = rowwise_only(rows);
 }
 
-void check(const ParallelLinear::Args& a, op::Needs need) {
-  quire::check(a.parallel->has_value(),
+/// Gives the product x of all tokens, whose values are gathered; keeps: whether backward needs it.
+void give_values(const ParallelLinear::Args& call, const Plan& plan, bool keeps, Operands& operands) {
+  const Group& group = (*call.parallel)->group;
+  const at::Tensor own = agreed(call.x);
+  if (plan.x_arrives)
+    operands.arrivals.emplace(own, group);
+  else
+    operands.product.x = gather(own, group);
+  if (keeps) operands.kept_x = x_itself(call), operands.keeps_x_itself = true;
+  if (!call.input_scale) return;
+  const auto codes =
+      quantize_parts({{.t = operands.product.x, .spec = (*call.recipe)->x, .scale = call.input_scale}}, group)[0];
+  operands.product.x_buffers = rowwise_only({codes[0], codes[1], codes[2]});
+}
+
+/// Gives the product codes of w.
+void give_w(const ParallelLinear::Args& call, const Part& w, const op::Tensors<6>& codes, Operands& operands) {
+  auto& buffers = operands.product.w_buffers;
+  buffers = {codes.begin(), codes.end()};
+  if (!w.columnwise) std::fill_n(buffers.begin() + 3, 3, std::nullopt);
+  if (call.fwd_scale) operands.w_amax = codes[2];
+}
+
+Operands operands_of(const ParallelLinear::Args& call, const Plan& plan, op::Needs need) {
+  const Parallel& sharding = **call.parallel;
+  Operands operands{.product = own_product(call)};
+  if (sharding.sums_y() && call.recipe->has_value()) operands.product.dtype = partial_dtype(sharding, call.dtype);
+  if (plan.x == WayOfX::gathered_values) give_values(call, plan, need[kW], operands);
+  std::vector<Part> parts;  // whose amaxes are reduced together
+  if (plan.quantizes_x()) parts.push_back(part_of_x(call, need));
+  if (plan.quantizes_w) parts.push_back(part_of_w(call, need));
+  const std::vector<op::Tensors<6>> codes = quantize_parts(parts, sharding.group);
+  if (plan.quantizes_x()) {
+    if (need[kW]) keep_x(call, parts.front(), codes.front(), operands);
+    give_codes(call, plan, parts.front(), codes.front(), operands);
+  }
+  if (plan.quantizes_w) give_w(call, parts.back(), codes.back(), operands);
+  return operands;
+}
+
+void check(const ParallelLinear::Args& call, op::Needs need) {
+  quire::check(call.parallel->has_value(),
                "parallel_linear: parallel must say how w is sharded, got ''; call linear for a ", "weight that is not");
-  const Parallel& p = **a.parallel;
-  check_input_scale(a.recipe, a.input_scale, a.fwd_scale, need[kW] && keeps_x(a.recipe), "parallel_linear");
-  GroupedLinear::check(own_product(a), need);
-  quire::check(!p.sequence || a.x.dim() >= 2,
+  const Parallel& sharding = **call.parallel;
+  check_input_scale(call.recipe, call.input_scale, call.fwd_scale, need[kW] && keeps_x(call.recipe), "parallel_linear");
+  GroupedLinear::check(own_product(call), need);
+  quire::check(!sharding.sequence || call.x.dim() >= 2,
                "parallel_linear: tokens are sharded along the first dimension, and x is ",
                "one token [K]; pass [tokens, K]");
-  quire::check(p.column || !p.sequence || (a.x.sym_size(0) % p.group.size).sym_eq(0).guard_bool(__FILE__, __LINE__),
-               "parallel_linear: the first dimension of x must be a multiple of the ", p.group.size, " ranks of '",
-               p.group.name, "', which get equal parts of y; got ", a.x.sym_sizes());
-  const bool draws = a.recipe->has_value() && from_codes((*a.recipe)->backward) && (*a.recipe)->dy.stochastic;
-  quire::check(a.part || !draws || p.axis_of_dy() < 0 || (!need[kX] && !need[kW]),
+  quire::check(sharding.column || !sharding.sequence ||
+                   (call.x.sym_size(0) % sharding.group.size).sym_eq(0).guard_bool(__FILE__, __LINE__),
+               "parallel_linear: the first dimension of x must be a multiple of the ", sharding.group.size,
+               " ranks of '", sharding.group.name, "', which get equal parts of y; got ", call.x.sym_sizes());
+  const bool draws = call.recipe->has_value() && from_codes((*call.recipe)->backward) && (*call.recipe)->dy.stochastic;
+  quire::check(call.part || !draws || sharding.axis_of_dy() < 0 || (!need[kX] && !need[kW]),
                "parallel_linear: dy rounds stochastically, and each rank needs its own bits: part must be an int64 ",
                "tensor {index, size}, got none. quire.Linear has one");
 }
 
-/// y of the whole product: a partial sum's sum over the group, and then bias.
-at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
-  const Parallel& p = **a.parallel;
-  if (p.column) return y;
-  auto sizes = y.sym_sizes().vec();
-  if (p.sequence) sizes[0] = sizes[0] / p.group.size;
-  return wait_for_sum(start_sum(y, p), p, sizes, a.dtype, a.bias);
+/// The sizes of y of this rank, where it is a sum: of a product of these sizes.
+std::vector<c10::SymInt> sizes_of_sum(std::vector<c10::SymInt> sizes, const Parallel& sharding) {
+  if (sharding.sequence) sizes[0] = sizes[0] / sharding.group.size;
+  return sizes;
 }
 
-/// A product of x [sizes], of which backward keeps nothing.
-at::Tensor product_of(GroupedLinear::Args args, const DirectionBuffers& rows, const std::vector<c10::SymInt>& sizes) {
-  if (args.x_buffers.empty()) {
-    args.x = rows[0];
+/// y, of the product of a rank: where that is a part of a sum the sum over the group, and then bias.
+at::Tensor whole_y(const ParallelLinear::Args& call, const at::Tensor& y) {
+  const Parallel& sharding = **call.parallel;
+  if (!sharding.sums_y()) return y;
+  const auto sizes = sizes_of_sum(y.sym_sizes().vec(), sharding);
+  return wait_for_sum(start_sum(y, sharding), sharding, sizes, call.dtype, call.bias);
+}
+
+/// The product of a piece of x [sizes], of which backward keeps nothing.
+at::Tensor product_of_piece(GroupedLinear::Args product, const DirectionBuffers& x,
+                            const std::vector<c10::SymInt>& sizes) {
+  if (product.x_buffers.empty()) {
+    product.x = x[0];
   } else {
-    args.x = args.x.new_empty({1}).expand_symint(sizes);
-    std::copy(rows.begin(), rows.end(), args.x_buffers.begin());
+    product.x = product.x.new_empty({1}).expand_symint(sizes);
+    std::copy(x.begin(), x.end(), product.x_buffers.begin());
   }
-  return GroupedLinear::product(args, {}).first[0];
+  return GroupedLinear::product(product, {}).first[0];
 }
 
 /// Each rank's rows of y as those of x arrive.
-at::Tensor product_of_arrivals(const ParallelLinear::Args& a, const Operands& o) {
+at::Tensor product_of_arrivals(const ParallelLinear::Args& call, const Operands& operands) {
   op::TensorList y;
-  for (int64_t i = 0; i < o.arrivals->count(); ++i)
-    y.push_back(product_of(o.args, o.arrivals->take(i), a.x.sym_sizes().vec()));
+  for (int64_t i = 0; i < operands.arrivals->count(); ++i)
+    y.push_back(product_of_piece(operands.product, operands.arrivals->take(i), call.x.sym_sizes().vec()));
   return at::cat(y, 0);
 }
 
 /// y of this rank's tokens: the sum of one piece is under way while the next one is multiplied.
-at::Tensor scattered_product(const ParallelLinear::Args& a, const Operands& o) {
-  const Parallel& p = **a.parallel;
-  const c10::SymInt rows = rows_of(a.x) / p.group.size;
-  const bool codes = !o.args.x_buffers.empty();
-  DirectionBuffers x{a.x, a.x, a.x};
-  for (size_t i = 0; codes && i < x.size(); ++i) x[i] = *o.args.x_buffers[i];
-  const int64_t block = codes ? rows_of_block((*a.recipe)->x, Direction::rowwise) : 1;
+at::Tensor sum_of_pieces(const ParallelLinear::Args& call, const Operands& operands) {
+  const Parallel& sharding = **call.parallel;
+  const c10::SymInt rows = rows_of(call.x) / sharding.group.size;
+  const auto& buffers = operands.product.x_buffers;
+  const bool codes = !buffers.empty();
+  DirectionBuffers x;
+  if (codes) x = {*buffers[0], *buffers[1], *buffers[2]};
+  const int64_t block = codes ? rows_of_block((*call.recipe)->x, Direction::rowwise) : 1;
   Sums sums;
-  for (int64_t i = 0; i < p.group.size; ++i) {
-    const Cut piece = cut(i, rows, block, p.group);
-    const DirectionBuffers own =
-        codes ? rows_of(x, (*a.recipe)->x, piece, p.group) : itself(rows_of(a.x, piece, p.group));
-    const at::Tensor y = product_of(o.args, own, {piece.length * p.group.size, a.x.sym_size(-1)});
+  for (int64_t i = 0; i < sharding.group.size; ++i) {
+    const Cut piece = cut(i, rows, block, sharding.group);
+    const DirectionBuffers own = codes ? rows_of(x, (*call.recipe)->x, piece, sharding.group)
+                                       : values_alone(rows_of(call.x, piece, sharding.group));
+    const at::Tensor y =
+        product_of_piece(operands.product, own, {piece.length * sharding.group.size, call.x.sym_size(-1)});
     if (i == 0) agree_before(y);
-    sums.start(y, p, piece);
+    sums.start(y, sharding, piece);
   }
-  auto sizes = sizes_with(a.x, 1, a.w.sym_size(0));
-  sizes[0] = sizes[0] / p.group.size;
-  return sums.wait(p, sizes, a.dtype, a.bias);
+  const auto sizes = sizes_of_sum(sizes_with(call.x, 1, call.w.sym_size(0)), sharding);
+  return sums.wait(sharding, sizes, call.dtype, call.bias);
+}
+
+/// The results of linear_fwd of this rank, of which there is only y where there were several products, and what is kept
+/// of x.
+std::pair<op::Tensors<7>, DirectionBuffers> multiply(const ParallelLinear::Args& call, const Plan& plan,
+                                                     const Operands& operands, op::Needs need) {
+  if (plan.has_pieces()) {
+    const auto absent = [&] { return call.x.new_empty({0}, at::kFloat); };
+    op::Tensors<7> results;
+    results[0] = plan.x_arrives ? product_of_arrivals(call, operands) : sum_of_pieces(call, operands);
+    const DirectionBuffers x = values_alone(need[kW] ? call.x : absent());
+    results[3] = absent(), results[6] = absent();
+    return {std::move(results), x};
+  }
+  if (operands.kept_x) need.bits &= ~(int64_t{1} << kW);
+  auto found = GroupedLinear::product(operands.product, need);
+  agree_before(found.first[0]);
+  return found;
 }
 
 }  // namespace
 
 op::Tensors<3> ParallelLinear::inference(const Args& a) { return forward(a, {}).first; }
 
-std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const Args& a, op::Needs need) {
+std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const Args& call, op::Needs need) {
   std::string layer = take_next_caller();
-  check(a, need);
+  check(call, need);
   const Caller caller(layer);
-  const Agreement agreement(layer, {.t = {a.x},
-                                    .tokens = rows_of(a.x),
-                                    .in_features = a.w.sym_size(1),
-                                    .out_features = a.w.sym_size(0),
-                                    .recipe = a.recipe,
-                                    .parallel = a.parallel});
-  const Operands o = operands(a, need);
-  op::Needs of_product = need;
-  if (o.keeps) of_product.bits &= ~(int64_t{1} << kW);
-  const bool arrive = o.arrivals.has_value(), scatter = scatters_pieces(a), pieces = arrive || scatter;
-  const auto absent = [&] { return a.x.new_empty({0}, at::kFloat); };
-  op::Tensors<7> r;
-  DirectionBuffers x;
-  if (pieces)
-    r[0] = arrive ? product_of_arrivals(a, o) : scattered_product(a, o), x = itself(need[kW] ? a.x : absent());
-  else
-    std::tie(r, x) = GroupedLinear::product(o.args, of_product), agree_before(r[0]);
-  const bool high = mode_of(a.recipe) == Backward::high_precision;
-  GroupedLinear::Args given = high ? own_product(a) : o.args;
-  given.dtype = a.dtype;
-  Saved s = GroupedLinear::saved(given, o.keeps ? o.kept : x, r, need);
-  s.parallel = a.parallel;
-  s.part = a.part;
-  s.layer = std::move(layer);
-  s.x_plain = o.plain;
-  op::Tensors<3> results{scatter ? r[0] : whole(a, r[0]), pieces ? absent() : r[3], pieces ? absent() : r[6]};
-  if (a.fwd_scale) {
-    const Parallel& p = **a.parallel;
-    results[1] = reduced(o.x_amax.defined() ? o.x_amax : r[3],
-                         o.x_amax.defined() || !p.gathers_x() ? p.axis_of_x() : -1, p.group);
-    if (a.w_buffers.empty()) results[2] = reduced(o.w_amax.defined() ? o.w_amax : r[6], p.axis_of_w(), p.group);
+  const Agreement agreement(layer, {.t = {call.x},
+                                    .tokens = rows_of(call.x),
+                                    .in_features = call.w.sym_size(1),
+                                    .out_features = call.w.sym_size(0),
+                                    .recipe = call.recipe,
+                                    .parallel = call.parallel});
+  const Plan plan = plan_of(call);
+  const Operands operands = operands_of(call, plan, need);
+  const auto [results, x] = multiply(call, plan, operands, need);
+  GroupedLinear::Args known = mode_of(call.recipe) == Backward::high_precision ? own_product(call) : operands.product;
+  known.dtype = call.dtype;
+  Saved kept{GroupedLinear::saved(known, operands.kept_x.value_or(x), results, need), call.part, call.parallel,
+             std::move(layer), operands.keeps_x_itself};
+  const at::Tensor y = plan.y_in_pieces ? results[0] : whole_y(call, results[0]);
+  at::Tensor x_amax = results[3], w_amax = results[6];
+  if (call.fwd_scale) {
+    const Parallel& sharding = **call.parallel;
+    const int axis_of_x = plan.x == WayOfX::gathered_values ? -1 : sharding.axis_of_x();
+    x_amax = reduced(plan.quantizes_x() ? operands.x_amax : x_amax, axis_of_x, sharding.group);
+    if (call.w_buffers.empty())
+      w_amax = reduced(plan.quantizes_w ? operands.w_amax : w_amax, sharding.axis_of_w(), sharding.group);
   }
-  return {std::move(results), std::move(s)};
+  return {{y, x_amax, w_amax}, std::move(kept)};
 }
 
 op::Tensors<11> ParallelLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
   const Caller caller(s.layer);
-  auto [dx, dw, dbias] = GroupedLinear::gradients(s, grads[0], need);
+  auto [dx, dw, dbias] = parallel_gradients(s, grads[0], need);
   return {std::move(dx), std::move(dw), std::move(dbias), {}, {}, {}, {}, {}, {}, {}, {}};
 }
 

@@ -4,22 +4,17 @@
 
 #include <utility>
 
-#include "quire_torch/ops/grouped_linear.h"
-#include "quire_torch/ops/parallel.h"
-#include "quire_torch/ops/ring.h"
+#include "quire_torch/ops/parallel_bwd.h"
 
 namespace quire_torch {
 
-/// y = x w^T + bias of a weight that is sharded over the `size` ranks of a group, as `parallel` says (parallel.h).
-///   column: w [N / size, K] and bias [N / size] are this rank's; x [T, *, K], or where tokens are sharded
-///           [T / size, *, K]; y [T, *, N / size]
-///   row:    w [N, K / size] is this rank's, bias [N] everybody's; x [T, *, K / size]; y [T, *, N], or where tokens
-///           are sharded [T / size, *, N], is the sum over the ranks, in `dtype`, and then bias
-/// Operands have the codes that they have in one process: amaxes above the blocks are reduced over the group, and part,
-/// int64 {index of this rank, size, cuts}, says which bits a gradient rounds stochastically with (quantize.h). Where
-/// tokens are sharded, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards.
-/// input_scale: float32 [1], the same on all ranks: what x is quantized with under a spec with the option `given`.
-/// The other arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
+/// y = x w^T + bias of a weight that is sharded over the ranks of a group, as `parallel` says (parallel.h). x, w, bias
+/// and y are what this rank has of them, in one of four cases (the table in parallel_linear.cpp). Operands have the
+/// codes that they have in one process: amaxes above the blocks are reduced over the group, and part, int64 {index of
+/// this rank, size, cuts}, says which bits a gradient rounds stochastically with (quantize.h). Where tokens are
+/// sharded, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards. input_scale:
+/// float32 [1], the same on all ranks: what x is quantized with under a spec with the option `given`. The other
+/// arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
 struct ParallelLinear : OpBase {
   static constexpr const char* kName = "parallel_linear";
   struct Args {
@@ -56,26 +51,11 @@ struct ParallelLinear : OpBase {
   static constexpr size_t kDifferentiable = 1;
   /// Decomposed where nothing needs a gradient, so that a graph shows the collectives.
   static constexpr bool kComposite = true;
-  using Saved = GroupedLinear::Saved;
+  using Saved = ParallelSaved;
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
   static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
-
-/// The results of linear_bwd of a rank. Where w is sharded by columns dx is a sum that is under way instead.
-struct ParallelGradients {
-  op::Tensors<6> values;
-  Sums dx{};
-};
-ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part);
-/// The same of groups of tokens.
-ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part);
-/// The same of linear_unquantized_bwd, whose dx is its values.
-op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p);
-/// dx of the dy of all ranks as it arrives. dy: of this rank, becomes that of all.
-at::Tensor dx_of_arrivals(LinearUnquantizedBwd::Args a, const Parallel& p, at::Tensor& dy);
-/// The sizes of dx of this rank where w is sharded by columns. dy [T, *, N / size]: of all tokens.
-std::vector<c10::SymInt> sizes_of_dx(const at::Tensor& dy, const Parallel& p, const c10::SymInt& in_features);
 
 }  // namespace quire_torch
