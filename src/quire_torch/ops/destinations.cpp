@@ -65,27 +65,8 @@ void Destinations::check(at::Device device, const c10::SymInt& groups, const std
   check_main_grad(main_grad, groups, weight);
 }
 
-void check_destinations(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  const auto given = [](const at::Tensor& t) { return t.defined() ? op::OptionalTensor(t) : std::nullopt; };
-  Destinations{given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
-               s.main_grad.tensors}
-      .check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
-  const at::Tensor& memory = s.dgrad_out.tensor;
-  auto wanted = dy.sym_sizes().vec();
-  wanted.back() = s.in_features;
-  quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
-                                     memory.sym_numel() == c10::multiply_integers(wanted)),
-               "linear: dgrad_out was changed since the forward pass and is no memory for ",
-               c10::SymIntArrayRef(wanted), " any more");
-}
-
-bool goes_elsewhere(const GroupedLinear::Saved& s) {
-  return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
-}
-
-at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const op::Tensors<6>& found,
-                      c10::SymInt tokens) {
-  if ((args.needs & kKeepsDy) == 0) return found[1];
+at::Tensor put_elsewhere(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const op::Tensors<6>& found,
+                         c10::SymInt tokens) {
   const auto& [dx, dw, dbias, dy_data, dy_scale, dy_amax] = found;
   if (s.wgrad_stash.tensor.defined())
     keep_for_later(s, {dy_data, dy_scale, dy_amax, args.x_data, args.x_scale, args.x_amax}, std::move(tokens));
@@ -95,18 +76,12 @@ at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearBwd::Args& args
   return placeholder(s, args.dy);
 }
 
-at::Tensor deliver_dw(const GroupedLinear::Saved& s, const LinearUnquantizedBwd::Args& args, const at::Tensor& dw) {
-  if (!goes_elsewhere(s)) return dw;
+at::Tensor put_elsewhere(const GroupedLinear::Saved& s, const LinearUnquantizedBwd::Args& args, const at::Tensor& dw) {
   if (s.wgrad_stash.tensor.defined())
     keep_for_later(s, {args.dy.to(s.dtype), args.x.to(s.dtype)}, rows_of(args.dy));
   else
     call_into<Accumulate>(s.main_grad.tensors, dw, s.overwrite_main_grad);
   return placeholder(s, args.dy);
-}
-
-void advance(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const at::Tensor& dy_amax) {
-  if (args.sr_state) op::call<SrAdvance>({.sr_state = {*args.sr_state}});
-  if (args.bwd_scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, dy_amax, 0});
 }
 
 }  // namespace quire_torch

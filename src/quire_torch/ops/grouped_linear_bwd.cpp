@@ -11,8 +11,6 @@ using quire::Backward;
 LinearBwd::Args quantized_arguments(const GroupedLinear::Saved& s, const at::Tensor& dy, const DirectionBuffers& x,
                                     op::Needs need) {
   const RecipeText recipe = RecipeText::parse(s.recipe.text());
-  const bool draws = recipe->dy.stochastic && s.sr_state.tensor.defined(),
-             scaled = s.bwd_scale.defined() && (need[kX] || need[kW]);
   return {.dy = dy,
           .offsets = s.offsets,
           .x_data = x[0],
@@ -23,8 +21,8 @@ LinearBwd::Args quantized_arguments(const GroupedLinear::Saved& s, const at::Ten
           .recipe = recipe,
           .dtype = s.dtype,
           .needs = needed_gradients(need, goes_elsewhere(s)),
-          .sr_state = draws ? std::optional(s.sr_state.tensor) : std::nullopt,
-          .bwd_scale = scaled ? std::optional(s.bwd_scale) : std::nullopt};
+          .sr_state = recipe->dy.stochastic ? given(s.sr_state.tensor) : std::nullopt,
+          .bwd_scale = need[kX] || need[kW] ? given(s.bwd_scale) : std::nullopt};
 }
 
 LinearUnquantizedBwd::Args unquantized_arguments(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
@@ -89,10 +87,11 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   const LinearBwd::Args args = quantized_arguments(s, dy, columnwise_x(s, need), need);
   op::Tensors<6> found = op::call<LinearBwd>(args);
   // First what may still refuse its operands, so that a refused call has changed nothing.
-  const at::Tensor dw = deliver_dw(s, args, found, rows_of(dy));
-  advance(s, args, found[5]);
+  if (need[kW] && goes_elsewhere(s)) found[1] = put_elsewhere(s, args, found, rows_of(dy));
+  if (args.sr_state) op::call<SrAdvance>({.sr_state = {*args.sr_state}});
+  if (args.bwd_scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, found[5], 0});
   if (need[kX] && args.recipe->dx) found[0] = rounded_dx(s, *args.recipe->dx, found[0]);
-  return {found[0], dw, found[2]};
+  return {found[0], found[1], found[2]};
 }
 
 /// Gradients as products of plain tensors (numerics.md 6.8).
@@ -100,14 +99,26 @@ op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Ten
   LinearUnquantizedBwd::Args args = unquantized_arguments(s, dy, need);
   if (need[kW]) args.x = keeps_x(s.recipe) ? s.x_data : decode(s, {s.x_data, s.x_scale, s.x_amax}, (*s.recipe)->x, dy);
   op::Tensors<3> found = op::call<LinearUnquantizedBwd>(args);
-  if (need[kW]) found[1] = deliver_dw(s, args, found[1]);
+  if (need[kW] && goes_elsewhere(s)) found[1] = put_elsewhere(s, args, found[1]);
   return found;
+}
+
+/// Again when backward begins: the memory may have been resized since.
+void check_memory_of_dx(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  const at::Tensor& memory = s.dgrad_out.tensor;
+  auto wanted = dy.sym_sizes().vec();
+  wanted.back() = s.in_features;
+  quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
+                                     memory.sym_numel() == c10::multiply_integers(wanted)),
+               "linear: dgrad_out was changed since the forward pass and is no memory for ",
+               c10::SymIntArrayRef(wanted), " any more");
 }
 
 }  // namespace
 
 op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op::Needs need) {
-  check_destinations(s, dy);
+  Destinations::of(s).check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
+  check_memory_of_dx(s, dy);
   op::Tensors<3> found =
       from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
   if (need[kX] && s.dgrad_out.tensor.defined()) copy_result(s.dgrad_out.tensor, found[0], s.offsets);

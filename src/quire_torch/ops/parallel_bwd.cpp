@@ -71,12 +71,13 @@ op::Tensors<3> quantized_backward(const ParallelSaved& s, const at::Tensor& dy, 
   auto [found, sum_of_dx, tokens] =
       s.offsets ? parallel_groups_bwd(args, sharding, s.part) : parallel_linear_bwd(args, sharding, s.part);
   // First what may still refuse its operands, so that a refused call has changed nothing, and while dx is on its way.
-  const at::Tensor dw = deliver_dw(s, args, found, std::move(tokens));
+  if (need[kW] && goes_elsewhere(s)) found[1] = put_elsewhere(s, args, found, std::move(tokens));
   if (sharding.sums_dx() && need[kX])
     found[0] = sum_of_dx.wait(sharding, sizes_of_dx(dy, sharding, s.in_features), s.dtype);
-  advance(s, args, found[5]);
+  if (args.sr_state) op::call<SrAdvance>({.sr_state = {*args.sr_state}});
+  if (args.bwd_scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, found[5], 0});
   if (need[kX] && args.recipe->dx) found[0] = rounded_dx(s, *args.recipe->dx, found[0]);
-  return {found[0], dw, found[2]};
+  return {found[0], found[1], found[2]};
 }
 
 op::Tensors<3> unquantized_backward(const ParallelSaved& s, const at::Tensor& own_dy, op::Needs need) {
@@ -98,14 +99,14 @@ op::Tensors<3> unquantized_backward(const ParallelSaved& s, const at::Tensor& ow
     of_bias.needs = kNeedsBias;
     found[2] = op::call<LinearUnquantizedBwd>(of_bias)[2];
   }
-  if (need[kW]) found[1] = deliver_dw(s, args, found[1]);
+  if (need[kW] && goes_elsewhere(s)) found[1] = put_elsewhere(s, args, found[1]);
   return found;
 }
 
 }  // namespace
 
 op::Tensors<3> parallel_gradients(const ParallelSaved& s, const at::Tensor& dy, op::Needs need) {
-  check_destinations(s, dy);
+  Destinations::of(s).check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
   return from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
 }
 
