@@ -65,6 +65,16 @@ void Destinations::check(at::Device device, const c10::SymInt& groups, const std
   check_main_grad(main_grad, groups, weight);
 }
 
+void check_dgrad_out(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  const at::Tensor& memory = s.dgrad_out.tensor;
+  auto wanted = dy.sym_sizes().vec();
+  wanted.back() = s.in_features;
+  quire::check(
+      memory.is_contiguous() && memory.scalar_type() == s.dtype && memory.sym_numel() == c10::multiply_integers(wanted),
+      "linear: dgrad_out was changed since the forward pass and is no memory for ", c10::SymIntArrayRef(wanted),
+      " any more");
+}
+
 at::Tensor put_elsewhere(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const op::Tensors<6>& found,
                          c10::SymInt tokens) {
   const auto& [dx, dw, dbias, dy_data, dy_scale, dy_amax] = found;

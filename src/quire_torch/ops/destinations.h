@@ -28,6 +28,9 @@ struct Destinations {
   void check(at::Device device, const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const;
 };
 
+/// Throws unless the memory for dx, where a caller gave some, still fits it.
+void check_dgrad_out(const GroupedLinear::Saved& s, const at::Tensor& dy);
+
 /// Whether dw goes to main_grad or to the stash, and not to autograd.
 inline bool goes_elsewhere(const GroupedLinear::Saved& s) {
   return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();

@@ -103,22 +103,11 @@ op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Ten
   return found;
 }
 
-/// Again when backward begins: the memory may have been resized since.
-void check_memory_of_dx(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  const at::Tensor& memory = s.dgrad_out.tensor;
-  auto wanted = dy.sym_sizes().vec();
-  wanted.back() = s.in_features;
-  quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
-                                     memory.sym_numel() == c10::multiply_integers(wanted)),
-               "linear: dgrad_out was changed since the forward pass and is no memory for ",
-               c10::SymIntArrayRef(wanted), " any more");
-}
-
 }  // namespace
 
 op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op::Needs need) {
   Destinations::of(s).check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
-  check_memory_of_dx(s, dy);
+  if (s.dgrad_out.tensor.defined()) check_dgrad_out(s, dy);
   op::Tensors<3> found =
       from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
   if (need[kX] && s.dgrad_out.tensor.defined()) copy_result(s.dgrad_out.tensor, found[0], s.offsets);

@@ -14,13 +14,14 @@
 //     amaxes reduced  dy              dy, dx               dx             dy, dx
 //     summed          dx: all_reduce  dx: reduce_scatter   -              dbias: all_reduce
 //
-// * Gathered are codes of this rank's tokens, once they are quantized under the amaxes of all; or values, which are
-//   quantized afterwards as a whole, where a part ends within a block, or nothing is quantized. A dbias of a gathered
-//   dy is whole, and is not summed.
-// * Amaxes are reduced where a scale follows from that of the whole tensor, and those that delayed scaling collects; of
-//   dx, where a recipe rounds it. A layer that keeps x itself quantizes it again in backward, as in forward.
-// * With overlap=ring each rank sends its tokens to all in one broadcast, which is multiplied when it is there, in the
-//   place of a gather; and a sum becomes one of each piece, which runs while the next piece is multiplied (ring.h).
+// * A gather is of codes: each rank quantizes its tokens under the amaxes of all. It is of values where nothing is
+//   quantized, or where a part ends within a block. Then every rank quantizes the whole, which needs no reduction, and
+//   its dbias is whole too. With own_gradients somebody else sums dbias.
+// * Amaxes are reduced where a scale follows from the amax of the whole tensor, and where delayed scaling collects
+//   amaxes; those of dx, where the recipe rounds it. A layer that keeps x itself quantizes it again in backward.
+// * With reduce= a sum is an all_to_all, and an addition in float32 (reduce.h).
+// * With overlap=ring a gather is a broadcast from each rank, whose rows are multiplied when they are there. A sum is
+//   one of each piece of the rows, which runs while the next piece is multiplied (ring.h).
 #include "quire_torch/ops/parallel_linear.h"
 
 #include <ATen/ops/cat.h>
