@@ -1,7 +1,7 @@
 """The operators as plain functions of tensors and texts."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -197,10 +197,29 @@ def activation_gradient(dy: torch.Tensor, x: torch.Tensor, name: str) -> torch.T
     return torch.ops.quire.activation_bwd(dy, x, name)
 
 
+@functools.cache
 def activations() -> dict[str, tuple[int, list[str]]]:
     """The names that activation() takes -> input columns for one column of y, names of parameters."""
     rows = map(str.split, torch.ops.quire.activations().splitlines())
     return {name: (int(inputs), parameters) for name, inputs, *parameters in rows}
+
+
+def activation_text(what: str, name: str, parameters: Mapping[str, float] | None) -> str:
+    """The text of an activation and its parameters for the operators. what: the module, for errors."""
+    if name not in activations():
+        raise NotImplementedError(
+            f"{what}: activation={name!r} is not available; use one of {', '.join(activations())}"
+        )
+    _, known = activations()[name]
+    if wrong := [key for key in parameters or {} if key not in known]:
+        raise ValueError(f"{what}: activation_params has {wrong[0]!r}, but {name} takes {', '.join(known) or 'none'}")
+    return ":".join([name, *(f"{key}={float(value)!r}" for key, value in (parameters or {}).items())])
+
+
+def activation_inputs(name: str) -> int:
+    """Input columns per output column: 2 for a gated activation, whose first half is the gate; else 1."""
+    inputs, _ = activations()[name]
+    return inputs
 
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str = "") -> list[torch.Tensor]:

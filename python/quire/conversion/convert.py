@@ -40,8 +40,7 @@ from quire.conversion.report import (
 from quire.conversion.timing import check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear, applied_division
 from quire.nn.own_context import own_context
-from quire.nn.own_recipe import own_recipe
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import ProductModule, own_recipe
 from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted
 from quire.recipe import Recipe, names

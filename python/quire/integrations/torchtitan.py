@@ -9,7 +9,7 @@ from typing import Any
 from quire.conversion.convert import MIN_FEATURES
 from quire.integrations import needed
 from quire.nn.linear import Linear
-from quire.nn.own_recipe import own_recipe
+from quire.nn.product_module import own_recipe
 
 #: The version that tests run with.
 KNOWN = "0.3.0"

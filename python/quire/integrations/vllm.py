@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.integrations import needed
-from quire.nn.own_recipe import own_recipe
+from quire.nn.product_module import own_recipe
 from quire.quantization.model import quantize_model
 
 #: The newest version when this was written.

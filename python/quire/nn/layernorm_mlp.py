@@ -7,17 +7,15 @@ import torch
 from quire.checks import check_type, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
-from quire.functional import activation
+from quire.functional import activation, activation_inputs, activation_text
 from quire.loading.devices import check_device
-from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
-from quire.nn.own_recipe import own_recipe
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import ProductModule, own_recipe
 from quire.nn.recompute import checkpoint as recompute
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec

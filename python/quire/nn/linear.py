@@ -16,9 +16,8 @@ from quire.nn.call import active_call
 from quire.nn.dtype import is_any_autocast_enabled, uses_torch_autocast
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
-from quire.nn.own_recipe import own_recipe
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import ProductModule, own_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 from quire.tensor.order import same_codes

@@ -10,9 +10,9 @@ from quire.distributed.experts import OVERFLOWS, ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import activation as activate
+from quire.functional import activation_inputs, activation_text
 from quire.loading.devices import check_device
 from quire.moe import limit_capacity, route, tokens_per_expert, unpermute
-from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.computed_weights import compute_weights
 from quire.nn.dtype import uses_torch_autocast

@@ -8,29 +8,31 @@ import torch
 from quire import delayed, functional
 from quire.checks import check_type, describe
 from quire.distributed.data_rank import declared_rank
-from quire.distributed.experts import ExpertGroup
-from quire.distributed.gathered_weight import Shards
-from quire.distributed.gathering import Gathering
-from quire.distributed.groups import group_size, named_group
-from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
+from quire.distributed.parallel import refuse_quantized
+from quire.distributed.placements import is_dtensor, local, placed_like
 from quire.ends import at_the_end
 from quire.loading.devices import HOST
 from quire.nn.float32_buffers import Float32Buffers
-from quire.nn.own_parts import Division, OwnParts
-from quire.nn.own_recipe import HasRecipe
 from quire.nn.random_state import own_rank, reset_streams
+from quire.nn.sharded_module import ShardedModule, named
 from quire.nn.te_extra_state import drop_extra_state
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
-from quire.tensor import DTYPES, QuantizedTensor
+from quire.recipe import Recipe, as_recipe
+from quire.tensor import DTYPES
 
 
-def named(product: str, what: str) -> str:
-    """The attribute of a module that holds `what` of a matmul: "weight", or "fc1_weight" for the matmul "fc1"."""
-    return f"{product}_{what}" if product else what
+def own_recipe(what: str, recipe: object) -> Recipe | None:
+    """as_recipe() of a layer's own recipe. Also raises ValueError for delayed scaling."""
+    found = as_recipe(what, recipe)
+    if found is not None and found.delayed():
+        raise ValueError(
+            f"{what}: a layer's own recipe cannot be {type(found).__name__}, whose scales change on entering "
+            "quire.autocast. Leave recipe None and run the model within quire.autocast(recipe=...)"
+        )
+    return found
 
 
-class ProductModule(HasRecipe, OwnParts, Float32Buffers):
+class ProductModule(ShardedModule, Float32Buffers):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
     Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no
@@ -41,8 +43,10 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
     parallel: how the weight is sharded over ranks, or None. part: that one's place().
     wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
         always on the CPU: the process keeps their operands and finds them by the number.
-    None of them is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks. All
-    except wgrad_stash are on the device of the parameters, however the parameters were moved there (place_states).
+    recipe: the layer's own, for calls outside of every quire.autocast. What is assigned can be a recipe, its name or
+        its text, or None for high precision. Raises what own_recipe() raises, and then keeps the old recipe.
+    None of the states is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks.
+    All except wgrad_stash are on the device of the parameters, however the parameters were moved there (place_states).
     """
 
     products: tuple[str, ...] = ("",)
@@ -51,21 +55,29 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
     bias_names: tuple[str, ...] = ("bias",)
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
-    parallel: Parallel | None = None
-    #: Over which ranks the groups are sharded.
-    expert_group: ExpertGroup | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
-    #: Weights that shard_weights() has sharded, and over which ranks.
-    shards: dict[str, Shards] | None = None
-    #: Of gather_codes().
-    gathering: Gathering | None = None
     #: Is shown (name of the matmul, x, offsets) before each matmul; x is then no carrier. For calibration and GPTQ.
     input_observer: Callable[[str, torch.Tensor, torch.Tensor | None], object] | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
     #: The data-parallel rank whose random stream it draws from, and the one that was declared for it.
     stream = 0
     data_rank: int | None = None
+
+    #: What is read in each call: a graph would need more guards for the property.
+    own_recipe: Recipe | None = None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        return self.own_recipe
+
+    @recipe.setter
+    def recipe(self, recipe: Recipe | str | None) -> None:
+        self.own_recipe = own_recipe(f"quire.{type(self).__name__}.recipe", recipe)
+
+    def _recipe_text(self) -> str:
+        """What extra_repr() says of it."""
+        return "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
 
     @property
     def external_wgrad(self) -> bool:
@@ -199,20 +211,6 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
             self.stream = self.data_rank
         return self.stream
 
-    def divide(self, product: str, parallel: Parallel | None) -> None:
-        """Records how the weight of a matmul is sharded from now on. The parts of the weight get one random stream, the
-        one of part 0: all ranks must call it."""
-        setattr(self, named(product, "parallel"), parallel)
-        self._forget_weights()
-        if parallel is not None:
-            state = self.of(product, "sr_state")
-            setattr(self, named(product, "part"), parallel.place(state.device))
-            if not state.is_meta:
-                shared = torch.cat([state, state.new_tensor([self.stream])])
-                parallel.share_first(shared)
-                state.copy_(shared[:2])
-                self.stream = int(shared[2])
-
     def first_stream(self) -> int:
         """What the seed of this rank's shard of the layer is above the one that a single process has."""
         return 0
@@ -248,15 +246,6 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
         self._mark_deferred()
         return self
 
-    def own_parts(self) -> dict[str, Division]:
-        found = {}
-        for product in self.products if self.has_parts else ():
-            parallel = self.of(product, "parallel")
-            found[named(product, "weight")] = parallel
-            if parallel.mode == "column" and self.biases(product):
-                found[named(product, "bias")] = parallel
-        return found
-
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
@@ -281,52 +270,6 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
         self.place_states()
         if divided:
             self.divide(product, parallel)
-
-    def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """Gives a process group to a layer that was made with Parallel(mode, None, size=...); all ranks of the group
-        must call it. Of other layers it takes None, groups of one process and the layer's own. Raises ValueError for a
-        group of another size, NotImplementedError for other groups."""
-        size, own = group_size(tp_group), self.of(self.products[0], "parallel")
-        if own is not None and not own.group and tp_group is not None:
-            divided = [(product, self.of(product, "parallel").of_group(tp_group)) for product in self.products]
-            for product, parallel in divided:
-                self.divide(product, parallel)
-            return
-        if size != 1 and (own is None or named_group(own.group) != tp_group):
-            raise NotImplementedError(
-                f"quire.{type(self).__name__}: a layer is sharded over ranks when it is made, and this one was not; "
-                f"got a group of {size} ranks. Pass parallel=quire.distributed.Parallel(...) to the constructor"
-            )
-
-    def divided_dims(self, mode: str) -> dict[str, int | None]:
-        """Parameter -> the dimension along which a "column" or "row" layer shards it over ranks, None: not at all.
-        Raises NotImplementedError if the layer cannot be sharded."""
-        raise NotImplementedError(
-            f"quire.{type(self).__name__}: it cannot be sharded over ranks; use it for a quire.Linear, "
-            "quire.LayerNormLinear or quire.LayerNormMLP"
-        )
-
-    def _division(self, name: str, new: torch.Tensor | None) -> tuple[bool, str, Parallel | None]:
-        """Whether a new parameter shards its matmul in another way, the matmul, and how. Raises NotImplementedError if
-        the weight was quantized, ValueError for what divided_over() does not know."""
-        old, what = self._parameters.get(name), f"quire.{type(self).__name__}"
-        product = next((product for product in self.products if named(product, "weight") == name), None)
-        if product is None or new is None or not (is_dtensor(new) or is_dtensor(old)):
-            return False, "", None
-        if is_dtensor(old) and is_dtensor(new):
-            # Data parallelism replaces DTensors that say nothing of how the layer computes.
-            same = old.device_mesh == new.device_mesh and old.placements == new.placements
-            if same or self.of(product, "parallel") is None:
-                return False, "", None
-        before, parallel = self.of(product, "parallel"), divided_over(new, what)
-        if isinstance(old, QuantizedTensor) or isinstance(local(new), QuantizedTensor):
-            refuse_quantized(what, str(new.placements) if parallel is None else parallel.text)
-        if before is not None and not is_dtensor(old):
-            raise ValueError(
-                f"{what}: {name} is this rank's shard already ({before.text}), and cannot become a DTensor; make the "
-                "layer without parallel= and tensor-parallel options, and shard it then"
-            )
-        return True, product, parallel
 
     def place_states(self) -> None:
         """Moves states to the device of the parameters if these were moved without this module's methods (accelerate

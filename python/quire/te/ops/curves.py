@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from quire.functional import activation, activation_gradient, quantize
-from quire.nn.activation_names import activation_text
+from quire.functional import activation, activation_gradient, activation_text, quantize
 from quire.nn.dtype import activation_dtype
 from quire.nn.recompute import checkpoint
 from quire.te.ops.operation import Input, Operation, plain

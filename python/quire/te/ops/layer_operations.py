@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.nn.caller_memory import copied
+from quire.nn.grouped_linear import copied
 from quire.te import layers
 from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, in_dtype_of, plain
