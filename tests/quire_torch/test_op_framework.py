@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
+from steps import same
+
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 
 
@@ -44,10 +46,6 @@ def run(f, *inputs):
     y = f(*leaves)
     y.square().sum().backward()
     return [y.detach(), *(t.grad for t in leaves)]
-
-
-def equal(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 def kinds_arguments():
@@ -159,7 +157,7 @@ def test_compiled_equals_eager_and_the_plain_formula(toy, backend):
 
     arguments = linear_arguments()
     eager = run(f, *arguments)
-    assert equal(eager, run(torch.compile(f, fullgraph=True, backend=backend), *arguments))
+    assert same(eager, run(torch.compile(f, fullgraph=True, backend=backend), *arguments))
     for a, b in zip(eager, run(lambda *t: torch.relu(plain_linear(*t)), *arguments), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -176,7 +174,7 @@ def test_one_graph_for_all_batches(toy, mark, sizes):
         mark(arguments[0], 0)
         y = compiled(*arguments)
         y.square().sum().backward()
-        assert equal([y, *(t.grad for t in arguments)], run(f, *linear_arguments(size)))
+        assert same([y, *(t.grad for t in arguments)], run(f, *linear_arguments(size)))
     assert backend.frame_count == 1
 
 
@@ -335,7 +333,7 @@ def test_compiled_autograd_specialises_on_scalars_and_not_on_batches(toy):
         with compiled_autograd._enable(torch.compile(backend=compiler, fullgraph=True)):
             compiled = backward(*case, state := counter())
         assert state.item() == 1
-        assert equal(compiled, backward(*case, counter()))
+        assert same(compiled, backward(*case, counter()))
     assert compiler.frame_count == 4  # the first batch, any batch, the other scale, the frozen x
 
 
@@ -363,7 +361,7 @@ def test_backward_changes_state_once_per_backward(toy, backend):
     expected = run(lambda *t: toy.linear(*t, "times:2"), *linear_arguments())
     compiled = torch.compile(f, fullgraph=True, backend=backend) if backend else f
     for _ in range(2):
-        assert equal(expected, run(compiled, *linear_arguments()))
+        assert same(expected, run(compiled, *linear_arguments()))
     assert state.item() == 2
 
 
@@ -396,5 +394,5 @@ def test_checkpointing_recomputes_without_changing_state_twice(toy, backend):
     expected = run(layer, *linear_arguments())
     state.zero_()
     compiled = torch.compile(f, fullgraph=True, backend=backend) if backend else f
-    assert equal(expected, run(compiled, *linear_arguments()))
+    assert same(expected, run(compiled, *linear_arguments()))
     assert state.item() == 1

@@ -11,9 +11,9 @@ import torch
 
 import quire
 from every_feature import LAYERS, call
-from linears import assert_of_codes, blocks
 from quire import recipe as recipes
 from quire.tensor.writes import SAME_LAYERS
+from steps import assert_of_codes, blocks
 
 pytestmark = pytest.mark.any_device
 

@@ -14,10 +14,10 @@ import torch
 import pytorch
 import quire
 from every_recipe import DEFAULTS, each
-from linears import blocks
 from quire.conversion import timing
 from quire.conversion.inference import inference_recipe
 from quire.nn import product
+from steps import blocks
 
 pytestmark = pytest.mark.any_device
 

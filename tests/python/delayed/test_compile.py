@@ -11,8 +11,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import quire
 from pairwise import pairwise
 from python.delayed.delayed_reference import varied
-from python.delayed.delayed_training import STATE, delayed, equal, make_model, nothing, snapshot, train
+from python.delayed.delayed_training import STATE, delayed, make_model, nothing, snapshot, train
 from quire.recipe import DelayedScaling, MXFP8BlockScaling
+from steps import same
 
 
 def save_the_second_product(context, op, *args, **kwargs):
@@ -36,7 +37,7 @@ BODIES = {
 @pytest.mark.parametrize(
     ("place", "body", "backend"), pairwise(["outside", "inside"], list(BODIES), ["aot_eager", "inductor"])
 )
-def test_training_is_that_of_eager(compiler, equal_bits, place, body, backend):
+def test_training_is_that_of_eager(compiler, place, body, backend):
     body = BODIES[body]
     eager = make_model()
     expected = train(eager, lambda x: body(eager, x), around=delayed)
@@ -48,12 +49,12 @@ def test_training_is_that_of_eager(compiler, equal_bits, place, body, backend):
 
     function = inside if place == "inside" else lambda x: body(model, x)
     found = train(model, compiler(function, backend=backend), around=delayed if place == "outside" else nothing)
-    assert equal(found, expected, equal_bits)
+    assert same(found, expected)
     assert compiler.graphs == 1
 
 
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_batches_of_any_size_share_a_graph_and_the_state(compiler, equal_bits, place):
+def test_batches_of_any_size_share_a_graph_and_the_state(compiler, place):
     tokens = (13, 5, 33, 2, 16)  # the first is no size of a state: Dynamo would take equal sizes for one
     eager, model = make_model(), make_model()
     expected = train(eager, eager, tokens, around=delayed)
@@ -64,7 +65,7 @@ def test_batches_of_any_size_share_a_graph_and_the_state(compiler, equal_bits, p
 
     compiled = compiler(inside if place == "inside" else model, dynamic=True)
     found = train(model, compiled, tokens, around=delayed if place == "outside" else nothing)
-    assert equal(found, expected, equal_bits) and compiler.graphs == 1
+    assert same(found, expected) and compiler.graphs == 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_batches_of_any_size_share_a_graph_and_the_state(compiler, equal_bits, p
 )  # "aot_eager" writes state by copy_, which bumps the version of bwd_amax
 @pytest.mark.parametrize("body", ["plain", "checkpoint"])
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_forwards_before_backwards_use_the_scales_of_their_own_forward(compiler, equal_bits, place, body, backend):
+def test_forwards_before_backwards_use_the_scales_of_their_own_forward(compiler, place, body, backend):
     def run(model, function, around):
         out = []
         for step in range(0, 9, 3):
@@ -96,7 +97,7 @@ def test_forwards_before_backwards_use_the_scales_of_their_own_forward(compiler,
 
     function = inside if place == "inside" else lambda x: BODIES[body](model, x)
     found = run(model, compiler(function, backend=backend), delayed if place == "outside" else nothing)
-    assert equal(found, expected, equal_bits) and compiler.graphs == 1
+    assert same(found, expected) and compiler.graphs == 1
 
 
 @torch._functorch.config.patch(donated_buffer=False)
@@ -118,7 +119,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_again(compiler, equal_bits
     assert equal_bits(torch.autograd.grad(y, x, dy)[0], first)
 
 
-def test_evaluation_between_training_steps_collects_and_compiles_once_more(compiler, equal_bits):
+def test_evaluation_between_training_steps_collects_and_compiles_once_more(compiler):
     def run(model, train_function, function):
         out = []
         for step in range(4):
@@ -139,11 +140,11 @@ def test_evaluation_between_training_steps_collects_and_compiles_once_more(compi
     eager, model = make_model(), make_model()
     expected = run(eager, inside(eager), inside(eager))
     compiled = compiler(inside(model))
-    assert equal(run(model, compiled, compiled), expected, equal_bits)
+    assert same(run(model, compiled, compiled), expected)
     assert compiler.graphs == 2
 
 
-def test_several_recipes_and_autocasts_in_one_graph(compiler, equal_bits):
+def test_several_recipes_and_autocasts_in_one_graph(compiler):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(quire.Linear(16, 16) for _ in range(4)))
     twin = copy.deepcopy(model)
@@ -162,11 +163,11 @@ def test_several_recipes_and_autocasts_in_one_graph(compiler, equal_bits):
         return function
 
     expected = train(twin, nested(twin), around=nothing)
-    assert equal(train(model, compiler(nested(model)), around=nothing), expected, equal_bits)
+    assert same(train(model, compiler(nested(model)), around=nothing), expected)
     assert compiler.graphs == 1
 
 
-def test_layers_that_share_a_compiled_block_share_its_graph(compiler, equal_bits):
+def test_layers_that_share_a_compiled_block_share_its_graph(compiler):
     class Block(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -195,11 +196,11 @@ def test_layers_that_share_a_compiled_block_share_its_graph(compiler, equal_bits
             out += [y.detach(), x.grad, *states()]
         return out
 
-    assert equal(step(model), step(eager), equal_bits)
+    assert same(step(model), step(eager))
     assert compiler.graphs == 1
 
 
-def test_changing_the_length_of_the_history_recompiles_nothing_outside(compiler, equal_bits):
+def test_changing_the_length_of_the_history_recompiles_nothing_outside(compiler):
     def run(model, function):
         out = []
         for length in (4, 2, 8, 1):
@@ -208,7 +209,7 @@ def test_changing_the_length_of_the_history_recompiles_nothing_outside(compiler,
         return out
 
     eager, model = make_model(), make_model()
-    assert equal(run(model, compiler(model)), run(eager, eager), equal_bits)
+    assert same(run(model, compiler(model)), run(eager, eager))
     assert compiler.graphs == 1
 
 
@@ -225,10 +226,10 @@ def test_calibration_in_a_graph(compiler, equal_bits):
         x = varied(0, 8, 16)
         expected, found = function(eager)(x), compiler(function(model))(x)
     assert equal_bits(found, expected) and eager[0].delayed.fwd_amax[0] > 0
-    assert equal(snapshot(model), snapshot(eager), equal_bits)
+    assert same(snapshot(model), snapshot(eager))
 
 
-def test_a_layer_made_later_is_updated_by_the_graph(compiler, equal_bits):
+def test_a_layer_made_later_is_updated_by_the_graph(compiler):
     def run(compiled):
         model = make_model()
         late = []
@@ -246,10 +247,10 @@ def test_a_layer_made_later_is_updated_by_the_graph(compiler, equal_bits):
         late.append(quire.Linear(16, 16))
         return out + train(model, function, (8, 8, 8), around=nothing) + snapshot(torch.nn.Sequential(*late))
 
-    assert equal(run(True), run(False), equal_bits)
+    assert same(run(True), run(False))
 
 
-def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(compiler, equal_bits):
+def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(compiler):
     def run(compiled):
         model = make_model()
 
@@ -268,6 +269,6 @@ def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(compiler, equal_b
         garbage = make_model()
         garbage.itself = [garbage]
         del garbage
-        assert equal(run(True), expected, equal_bits) and compiler.graphs == 1
+        assert same(run(True), expected) and compiler.graphs == 1
     finally:
         gc.enable()

@@ -5,8 +5,9 @@ import torch
 
 import quire
 from python.delayed.delayed_reference import varied
-from python.delayed.delayed_training import equal, make_model, nothing, snapshot, train
+from python.delayed.delayed_training import make_model, nothing, snapshot, train
 from quire.recipe import DelayedScaling
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -46,7 +47,7 @@ UNFUSED = {
         ("both", "within", "aot_eager"),
     ],
 )
-def test_functions_of_the_user_are_called_by_a_step_in_a_graph(options, made, backend, compiler, equal_bits):
+def test_functions_of_the_user_are_called_by_a_step_in_a_graph(options, made, backend, compiler):
     options = UNFUSED[options]
     recipe = DelayedScaling(amax_history_len=4, margin=1, **options)
 
@@ -61,7 +62,7 @@ def test_functions_of_the_user_are_called_by_a_step_in_a_graph(options, made, ba
     eager, model = make_model(), make_model()
     expected = train(eager, run(eager), around=nothing)
     found = train(model, compiler(run(model), backend=backend), around=nothing)
-    assert equal(found, expected, equal_bits) and compiler.graphs == 1
+    assert same(found, expected) and compiler.graphs == 1
     assert not torch.equal(model[0].delayed.fwd_scale, torch.ones(3))
 
 
@@ -99,7 +100,7 @@ def test_a_function_with_a_state_is_called_once_for_each_state_and_step(compiler
         assert algorithm.calls == 4 * step  # two layers, forward and backward; nothing has been collected at first
 
 
-def test_a_function_that_raises_within_a_graph_changes_nothing(compiler, equal_bits):
+def test_a_function_that_raises_within_a_graph_changes_nothing(compiler):
     model, returns = make_model(), [None]
 
     def algorithm(history):
@@ -118,7 +119,7 @@ def test_a_function_that_raises_within_a_graph_changes_nothing(compiler, equal_b
     returns[0] = torch.zeros(7)  # for backward, which is the second to be asked
     with pytest.raises(TypeError, match=r"amax_compute_algo must return a torch.float32 tensor of shape \[2\]"):
         function(varied(2, 8, 16))
-    assert equal(snapshot(model), before, equal_bits) and quire.active_recipe() is None
+    assert same(snapshot(model), before) and quire.active_recipe() is None
     returns[0] = None
     function(varied(2, 8, 16)).sum().backward()
-    assert not equal(snapshot(model), before, equal_bits)
+    assert not same(snapshot(model), before)

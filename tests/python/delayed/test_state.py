@@ -14,6 +14,7 @@ import quire
 from every_feature import LAYERS
 from python.delayed.delayed_reference import RECIPE, varied
 from quire.recipe import DelayedScaling, Float8CurrentScaling
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -55,13 +56,9 @@ def in_a_new_thread(function):
     return results[0]
 
 
-def same(a, b, equal_bits):
-    return len(a) == len(b) and all(equal_bits(p, q) for p, q in zip(a, b, strict=True))
-
-
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("recipe", [RECIPE, DelayedScaling(), DelayedScaling(amax_history_len=1)], ids=str)
-def test_a_run_is_resumed_exactly_from_a_file(equal_bits, recipe):
+def test_a_run_is_resumed_exactly_from_a_file(recipe):
     model, file = make_model(), io.BytesIO()
     train(model, range(5), recipe)
     torch.save({"model": model.state_dict(), "delayed": quire.delayed_state(model)}, file)
@@ -74,10 +71,10 @@ def test_a_run_is_resumed_exactly_from_a_file(equal_bits, recipe):
         quire.set_delayed_state(resumed, saved["delayed"])
         return train(resumed, range(5, 9), recipe)
 
-    assert same(in_a_new_thread(resume), expected, equal_bits)
+    assert same(in_a_new_thread(resume), expected)
     fresh = make_model()
     fresh.load_state_dict(model.state_dict())
-    assert not same(train(fresh, range(5, 9), recipe), train(model, range(5, 9), recipe), equal_bits)
+    assert not same(train(fresh, range(5, 9), recipe), train(model, range(5, 9), recipe))
 
 
 def test_what_is_saved_has_the_names_and_shapes_of_the_contract(equal_bits):
@@ -128,7 +125,7 @@ def test_checkpoints_of_plain_layers_load_strictly_both_ways():
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_no_layer_forgets_its_scales_at_a_checkpoint(name, equal_bits):
+def test_no_layer_forgets_its_scales_at_a_checkpoint(name):
     layer = LAYERS[name]()
     every_feature.train(layer, RECIPE)
     values, state = {k: v.clone() for k, v in layer.state_dict().items()}, quire.delayed_state(layer)
@@ -136,7 +133,7 @@ def test_no_layer_forgets_its_scales_at_a_checkpoint(name, equal_bits):
     again = LAYERS[name]()
     again.load_state_dict(values)
     quire.set_delayed_state(again, state)
-    assert same(every_feature.train(again, RECIPE), expected, equal_bits)
+    assert same(every_feature.train(again, RECIPE), expected)
 
 
 WRONG = {
@@ -171,16 +168,16 @@ def test_a_state_that_does_not_fit_is_refused_in_words_and_changes_nothing(wrong
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_go_on_as_the_original_would_and_apart_from_it(duplicate, equal_bits):
+def test_copies_go_on_as_the_original_would_and_apart_from_it(duplicate):
     model = make_model()
     train(model, range(4))
     twin, pickled = duplicate(model), pickle.dumps(model)
     expected = train(model, range(4, 8))
-    assert same(train(twin, range(4, 8)), expected, equal_bits)
-    assert same(in_a_new_thread(lambda: train(pickle.loads(pickled), range(4, 8))), expected, equal_bits)
+    assert same(train(twin, range(4, 8)), expected)
+    assert same(in_a_new_thread(lambda: train(pickle.loads(pickled), range(4, 8))), expected)
 
 
-def test_a_pickle_from_before_there_were_newest_scales_goes_on_as_its_original_would(equal_bits):
+def test_a_pickle_from_before_there_were_newest_scales_goes_on_as_its_original_would():
     model = make_model()
     train(model, range(4))
     older = copy.deepcopy(model)
@@ -188,15 +185,15 @@ def test_a_pickle_from_before_there_were_newest_scales_goes_on_as_its_original_w
         fields = layer.delayed.__getstate__()
         layer.delayed = quire.delayed.DelayedState.__new__(quire.delayed.DelayedState)
         layer.delayed.__setstate__({k: v for k, v in fields.items() if k not in ("fwd_newest", "bwd_newest", "_lent")})
-    assert same(train(older, range(4, 8)), train(model, range(4, 8)), equal_bits)
+    assert same(train(older, range(4, 8)), train(model, range(4, 8)))
 
 
-def test_casting_a_model_leaves_its_scales_in_float32(equal_bits):
+def test_casting_a_model_leaves_its_scales_in_float32():
     model = make_model()
     train(model, range(3))
     before = [getattr(model[0].delayed, name) for name in STATE]
     model.bfloat16().float().half()
-    assert same([getattr(model[0].delayed, name) for name in STATE], before, equal_bits)
+    assert same([getattr(model[0].delayed, name) for name in STATE], before)
 
 
 @pytest.mark.cpu_only
@@ -219,7 +216,7 @@ def test_what_leaves_the_meta_device_is_new_and_what_is_there_is_left_alone():
     train(other, range(2))
 
 
-def test_a_layer_may_move_between_forward_and_backward(equal_bits):
+def test_a_layer_may_move_between_forward_and_backward():
     model, still = make_model(), make_model()
     for m in (model, still):
         train(m, range(3))
@@ -232,7 +229,7 @@ def test_a_layer_may_move_between_forward_and_backward(equal_bits):
             m.double().float()
         y.backward(torch.ones(8, 16))
         results.append([y.detach(), x.grad, *(getattr(m[0].delayed, name).clone() for name in STATE[:4])])
-    assert same(*results, equal_bits)
+    assert same(*results)
 
 
 def test_the_state_of_a_layer_that_is_gone_is_forgotten():

@@ -19,11 +19,11 @@ from python.distributed.shard_ranks import (
     Case,
     CountedGather,
     batches,
+    differing,
     layers_of,
     make,
     mesh_of,
     passes,
-    same,
     shard,
     sharded,
     train,
@@ -42,7 +42,7 @@ def evaluation_between_steps(rank, reshard):
         for layer in (model[0], model[2]):
             layer.unshard()  # outside of any pass
         found.append([before, *train(model, rank, case)])
-    assert same(*found) == []
+    assert differing(*found) == []
 
 
 def only_what_a_pass_needs_is_there(rank):
@@ -85,12 +85,12 @@ def layers_of_a_graph_are_ordinary(rank):
             torch.distributed.broadcast(one.bias.detach(), 0)
             layer = copy.deepcopy(one)
             shard_weights(layer, mesh, TABLE[recipe])
-            assert same(passes_of(layer, x, recipe), passes_of(one, x, recipe)) == [], (recipe, what)
+            assert differing(passes_of(layer, x, recipe), passes_of(one, x, recipe)) == [], (recipe, what)
             assert torch.equal(layer.weight.grad.full_tensor(), one.weight.grad), (recipe, what)
             assert torch.equal(layer.bias.grad, one.bias.grad) and torch.equal(layer.sr_state, one.sr_state)
     copied = copy.deepcopy(layer)
     copied.load_state_dict(layer.state_dict(), assign=True)
-    assert same(passes_of(copied, x, "mxfp8"), passes_of(layer, x, "mxfp8")) == []
+    assert differing(passes_of(copied, x, "mxfp8"), passes_of(layer, x, "mxfp8")) == []
     torch.manual_seed(1)
     copied.reset_parameters()
     torch.manual_seed(1)
@@ -99,7 +99,9 @@ def layers_of_a_graph_are_ordinary(rank):
     with torch.inference_mode(), torch.autocast("cpu"), quire.autocast(recipe="mxfp8"):
         assert torch.equal(copied(x), one(x)) and copied(x).dtype == torch.bfloat16
     x = x.to(torch.bfloat16)
-    assert same(passes_of(copied.to(torch.bfloat16), x, "mxfp8"), passes_of(one.to(torch.bfloat16), x, "mxfp8")) == []
+    assert (
+        differing(passes_of(copied.to(torch.bfloat16), x, "mxfp8"), passes_of(one.to(torch.bfloat16), x, "mxfp8")) == []
+    )
 
 
 def passes_of(layer, x, recipe):
@@ -120,7 +122,7 @@ def states_are_plain(rank):
     assert type(state["0.weight"]) is DTensor and type(state["0.weight"].to_local()) is torch.Tensor
     assert state["0.weight"].placements == model[0].weight.placements
     other.load_state_dict(state)
-    assert same(train(model, rank, case), train(other, rank, case)) == []
+    assert differing(train(model, rank, case), train(other, rank, case)) == []
     with contextlib.suppress(RuntimeError):
         other.load_state_dict(state, assign=True)
         raise AssertionError("assign=True took the codes away")
@@ -137,7 +139,7 @@ def copies_are_prepared_too(rank):
     file.seek(0)
     assert type(torch.load(file, weights_only=True)["0.weight"]) is torch.Tensor
     x = batches(case)[0, 0, rank]
-    assert same(passes(model, x, TABLE["mxfp8"]), passes(make(case), x, TABLE["mxfp8"])) == []  # not yet sharded
+    assert differing(passes(model, x, TABLE["mxfp8"]), passes(make(case), x, TABLE["mxfp8"])) == []  # not yet sharded
     assert "MasterShard('mxfp8:nan'" in repr(model[0].weight)
     file = io.BytesIO()
     torch.save(model, file)
@@ -168,9 +170,11 @@ def models_leave_the_meta_device(rank):
         for layer in (model[0], model[2]):
             layer.reset_parameters()
         found[-1] += [parameter.full_tensor() for parameter in model.parameters()]
-    assert same(*found) == []
+    assert differing(*found) == []
     torch.manual_seed(5)
-    assert same(found[1][-4:], torch.nn.Sequential(*layers_of("linears", OUT)).parameters()) == []  # of one process
+    assert (
+        differing(found[1][-4:], torch.nn.Sequential(*layers_of("linears", OUT)).parameters()) == []
+    )  # of one process
 
 
 def tied_weights_stay_tied(rank):
@@ -192,7 +196,7 @@ def tied_weights_stay_tied(rank):
             assert model[2].weight is model[0].weight
             found.append(train(model, rank, case))
         if divide is gather_codes:
-            assert same(*found) == [], embeds
+            assert differing(*found) == [], embeds
         for a, b in zip(*found, strict=True):  # a mean of two gradients, or two means
             assert_same_sums(a, b, OUT)
 
@@ -219,7 +223,7 @@ def optimizers_update_masters(rank):
                 optimizer.step()
                 optimizer.zero_grad()
             found.append([parameter.full_tensor() for parameter in model.parameters()])
-        assert same(*found) == [], name
+        assert differing(*found) == [], name
 
 
 # ---------------------------------------------------------------- what is refused

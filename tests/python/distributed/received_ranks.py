@@ -7,16 +7,13 @@ from torch import distributed
 from torch.distributed import _functional_collectives as functional
 
 import quire
+from steps import same
 
 N = 32
 
 
 def values(seed):
     return torch.randn(N, N, generator=torch.Generator().manual_seed(seed))
-
-
-def same(a, b):
-    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
 
 
 def plain(rank):

@@ -184,7 +184,7 @@ def train(model, rank, case):
     return found + [whole(parameter) for parameter in model.parameters()]
 
 
-def same(a, b):
+def differing(a, b):
     return [i for i, (one, other) in enumerate(zip(a, b, strict=True)) if not torch.equal(one, other)]
 
 
@@ -201,7 +201,7 @@ def values_equal_one_process(rank, case):
         step(one.parameters(), processes)
     expected += [parameter.detach() for parameter in one.parameters()]
     if processes == 2:  # a sum of two has one order
-        assert same(found, expected) == []
+        assert differing(found, expected) == []
     for a, b in zip(found, expected, strict=True):
         assert_same_sums(a, b, OUT)
 
@@ -218,7 +218,7 @@ def shards_equal_replicas(rank, recipe):
             results += passes(run, xs[0, rank], TABLE[recipe])
             step(model.parameters())
         found.append([*results, *map(whole, model.parameters())])
-    assert same(found[0], found[1]) == [] and same(found[1], found[2]) == []
+    assert differing(found[0], found[1]) == [] and differing(found[1], found[2]) == []
 
 
 def codes_equal_values(rank, case, warned=0):
@@ -231,7 +231,7 @@ def codes_equal_values(rank, case, warned=0):
         found.append(train(model, rank, case))
         sent.append(counted.bytes)
         torch._dynamo.reset()
-    assert same(*found) == []
+    assert differing(*found) == []
     return sent
 
 
@@ -252,7 +252,7 @@ def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
     found += [whole(parameter) for parameter in model.parameters()]
     torch._dynamo.reset()
     if TABLE[case.recipe] is not None:
-        assert same(found, expected) == []
+        assert differing(found, expected) == []
     for a, b in zip(found, expected, strict=True):  # matmuls of PyTorch and of quire
         assert_same_sums(a, b, OUT)
 
@@ -310,7 +310,7 @@ def quantized_parameters_have_masters(rank, recipe):
         model = make(case)
     gather_codes(model, TABLE[recipe])
     found = train(shard(model, case), rank, case)
-    assert same(found, train(sharded(case, codes=True)[0], rank, case)) == []
+    assert differing(found, train(sharded(case, codes=True)[0], rank, case)) == []
     assert model[0].weight.dtype == torch.float32
 
 
@@ -339,7 +339,7 @@ def static_scales_equal_one_process(rank, recipe, ways):
             shard(model, Case(recipe))
         found = passes(run, xs[rank], recipe)
         found += [p.grad.full_tensor() if isinstance(p, DTensor) else p.grad for p in model.parameters()]
-        assert same(found, expected) == [], way
+        assert differing(found, expected) == [], way
         with torch.no_grad(), quire.autocast(recipe=recipe):
             assert torch.equal(run(xs[rank]), expected[0]), way
     torch._dynamo.reset()
@@ -386,5 +386,5 @@ def explanations_change_nothing(rank, recipe):
         assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
         step(model.parameters())
     found += [parameter.full_tensor() for parameter in model.parameters()]
-    assert same(found, expected) == []
+    assert differing(found, expected) == []
     return listed[:3]

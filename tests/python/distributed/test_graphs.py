@@ -114,7 +114,7 @@ def test_graphs_are_the_same_text_on_every_rank(name, device):
 ONE_RANK = """
 import json, sys, torch, quire
 from torch._dynamo.utils import counters
-from linears import decoded
+from steps import decoded
 from python.distributed.parallel_graphs import IN, OUT, inputs
 from quire.distributed import Parallel
 from ranks import rank_of

@@ -8,7 +8,7 @@ import quire
 from quire.golden.cases import SPEC_OF, compared
 
 
-def same(a, b):
+def same_arrays(a, b):
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
@@ -27,22 +27,24 @@ def test_casts_are_golden(golden, device):
     x = torch.arange(65536).to(torch.uint16).view(torch.bfloat16).to(device)
     hard = golden.get("casts/f32_hard")
     for format in ("e4m3", "e5m2", "e2m1"):
-        assert same(every[format], quire.debug.cast(x, format).cpu().numpy())
-        assert same(hard[format], quire.debug.cast(torch.from_numpy(hard["x"].copy()).to(device), format).cpu().numpy())
+        assert same_arrays(every[format], quire.debug.cast(x, format).cpu().numpy())
+        assert same_arrays(
+            hard[format], quire.debug.cast(torch.from_numpy(hard["x"].copy()).to(device), format).cpu().numpy()
+        )
 
 
 @pytest.mark.parametrize("group", ["nvfp4_rht", "rht_butterfly"])
 def test_hadamard_transforms_are_golden(group, golden, tensor_of, device):
     for case in golden.cases(group):
         got = quire.debug.rht(tensor_of(case, "x"), signs=case.spec["sign_mask"] == "0xD7E8")
-        assert same(case["rht_bf16"], got.cpu().view(torch.uint16).numpy()), case.id
+        assert same_arrays(case["rht_bf16"], got.cpu().view(torch.uint16).numpy()), case.id
 
 
 def test_swizzled_layouts_are_golden_both_ways(golden):
     for case in golden.cases("swizzle"):
         scale = torch.from_numpy(case["scale"].copy())
         swizzled = quire.debug.swizzle(scale)
-        assert same(case["swizzled"].reshape(-1), swizzled.reshape(-1).numpy()), case.id
+        assert same_arrays(case["swizzled"].reshape(-1), swizzled.reshape(-1).numpy()), case.id
         assert torch.equal(quire.debug.unswizzle(swizzled, *scale.shape), scale)
 
 
@@ -51,7 +53,7 @@ def test_random_words_are_golden(golden):
         if case.spec["kind"] == "sr_words":
             blocks = torch.from_numpy(case["block"].view(np.int64).copy())
             words = quire.debug.philox(int(case.spec["seed"]), int(case.spec["offset"]), blocks)
-            assert same(case["words"].astype(np.int64), words.numpy()), case.id
+            assert same_arrays(case["words"].astype(np.int64), words.numpy()), case.id
 
 
 def test_delayed_updates_are_golden(golden):
@@ -63,5 +65,5 @@ def test_delayed_updates_are_golden(golden):
             reduced = torch.from_numpy(case["reduced_amax"][t].copy()) if s["reduced"] else history[0]
             options = {"algorithm": s["algo"], "maximum": s["fp8_max"], "margin": s["margin"]}
             history, scale = quire.debug.delayed_update(history, scale, reduced, **options)
-            assert same(case["history_after"][t], history.numpy()), f"{case.id}, step {t}"
-            assert same(case["scale_after"][t], scale.numpy()), f"{case.id}, step {t}"
+            assert same_arrays(case["history_after"][t], history.numpy()), f"{case.id}, step {t}"
+            assert same_arrays(case["scale_after"][t], scale.numpy()), f"{case.id}, step {t}"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import quire
-from linears import assert_of_codes
 from python.integrations import torchtitan_stand_in
+from steps import assert_of_codes
 
 ADAPTER = "quire.integrations.torchtitan"
 INSTALLED = importlib.util.find_spec("torchtitan") is not None

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
 import quire.io  # noqa: E402
-from linears import products_checked  # noqa: E402
 from quire.integrations.transformers import REPLACEABLE, register  # noqa: E402
+from steps import products_checked  # noqa: E402
 
 #: The first two quantize inputs as they come, the others with a scale of the file.
 ALGORITHMS = ("MXFP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8", "NVFP4")

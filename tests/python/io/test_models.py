@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import quire
-from linears import products_checked
 from python.io import checkpoint_models
 from python.io.checkpoint_files import BF16, F32, Files, configs, e4m3, every_byte, modelopt_config, raw
 from python.io.checkpoint_models import INPUT_SCALE, Model, files, reference, tokens, write
 from quire import io
+from steps import products_checked
 
 SHAPES = [{"fused": fused, "single": single} for fused in (False, True) for single in (False, True)]
 

@@ -85,7 +85,7 @@ def inputs() -> torch.Tensor:
     return torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
 
 
-def same_codes(one: quire.QuantizedTensor, other: quire.QuantizedTensor) -> bool:
+def same_values(one: quire.QuantizedTensor, other: quire.QuantizedTensor) -> bool:
     """Bytes of codes and scales, wherever they lie."""
     values = [q.dequantize(torch.float32) for q in (one, other)]
     return torch.equal(*values)
@@ -125,7 +125,7 @@ def test_what_a_dialect_holds_is_read_back_and_the_rest_refused(recipe, dialect,
     with torch.device("meta"):
         other = Model()
     io.load(other, tmp_path / "a")
-    assert all(same_codes(getattr(model, name).weight, getattr(other, name).weight) for name in ("up", "down"))
+    assert all(same_values(getattr(model, name).weight, getattr(other, name).weight) for name in ("up", "down"))
     with torch.no_grad():
         assert torch.equal(other(x), model(x)) == (dialect not in weights)
     io.save(other, tmp_path / "b")
@@ -218,7 +218,7 @@ def test_the_model_itself_may_be_a_layer(dialect, recipe, make, tmp_path):
     io.load(other, tmp_path)
     for name, value in model.state_dict().items():
         found = other.state_dict()[name]
-        same = same_codes(value, found) if isinstance(value, quire.QuantizedTensor) else torch.equal(value, found)
+        same = same_values(value, found) if isinstance(value, quire.QuantizedTensor) else torch.equal(value, found)
         assert same, name
 
 

@@ -11,6 +11,7 @@ import quire
 from every_recipe import ALL, OVERRIDDEN, WEIGHT_ONLY, each, some
 from pairwise import pairwise
 from python.nn.layernorm_parts import Parts, make_linear, make_mlp
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -75,15 +76,6 @@ def train(module, recipe, function=None, microbatches=(None,), steps=2, **call):
     return found
 
 
-@pytest.fixture
-def same(equal_bits):
-    def compare(found, expected):
-        pairs = zip(found, expected, strict=True)
-        return all(equal_bits(a, b) if a is not None and b is not None else a is b for a, b in pairs)
-
-    return compare
-
-
 def not_refused(option, module, recipe):
     return option != "original_input" or recipe != "delayed"
 
@@ -91,7 +83,7 @@ def not_refused(option, module, recipe):
 @pytest.mark.parametrize(
     ("option", "module", "recipe"), pairwise(list(OPTIONS), list(MODULES), list(RECIPES), allowed=not_refused)
 )
-def test_an_option_does_what_it_does_for_linear(option, module, recipe, same, device):
+def test_an_option_does_what_it_does_for_linear(option, module, recipe, device):
     (constructor, call), make, recipe = OPTIONS[option], MODULES[module], RECIPES[recipe]
     fused = make(**constructor)
     expected = train(Parts(fused), recipe, **call)
@@ -106,7 +98,7 @@ def test_an_option_does_what_it_does_for_linear(option, module, recipe, same, de
     ("override", "module", "option"),
     pairwise(list(OVERRIDDEN), list(MODULES), ["none", "fused", "delayed", "fp8_output"]),
 )
-def test_a_backward_override_does_what_it_does_for_linear(override, module, option, same, device):
+def test_a_backward_override_does_what_it_does_for_linear(override, module, option, device):
     constructor, call = OPTIONS.get(option, ({}, {}))
     fused, recipe = MODULES[module](**constructor), OVERRIDDEN[override]
     expected = train(Parts(fused), recipe, **call)
@@ -114,7 +106,7 @@ def test_a_backward_override_does_what_it_does_for_linear(override, module, opti
 
 
 @pytest.mark.parametrize("override", OVERRIDDEN | WEIGHT_ONLY)
-def test_a_compiled_backward_override_has_the_bits_of_eager(override, same, compiler):
+def test_a_compiled_backward_override_has_the_bits_of_eager(override, compiler):
     fused, recipe = MODULES["mlp_checkpoint"](**FUSED), (OVERRIDDEN | WEIGHT_ONLY)[override]
     expected = train(copy.deepcopy(fused), recipe)
     assert same(train(fused, recipe, compiler(fused)), expected)
@@ -144,7 +136,7 @@ class Quantizations(TorchDispatchMode):
 
 @every_recipe
 @every_module
-def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, same, device):
+def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, device):
     fused = make(**FUSED)
     parts = Parts(fused)
     cycle = {"microbatches": (True, False, False)}
@@ -219,7 +211,7 @@ def twice(module, x):
     return quire.checkpoint(lambda x: module(module(x)), x) if module.checkpoint else module(module(x))
 
 
-def test_a_checkpoint_within_a_checkpoint_is_recomputed_as_it_was(same, device):
+def test_a_checkpoint_within_a_checkpoint_is_recomputed_as_it_was(device):
     """The next step's forward pass comes before the backward pass, and has smaller amaxes."""
     results = []
     for module in (make_mlp(), make_mlp(checkpoint=True).to(device)):
@@ -254,7 +246,7 @@ def test_copies_keep_their_own_operands_and_frozen_weights_none(make):
 
 @every_recipe
 @every_module
-def test_a_quantized_input_is_decoded(make, recipe, same, device):
+def test_a_quantized_input_is_decoded(make, recipe, device):
     module, results = make().to(device), []
     leaf = x_of(module, 0)
     for decode in (False, True):

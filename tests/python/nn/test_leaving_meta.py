@@ -5,7 +5,8 @@ import torch
 
 import quire
 from every_feature import LAYERS, call, train
-from every_recipe import ALL, assert_same, in_any_precision
+from every_recipe import ALL, in_any_precision
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -81,10 +82,10 @@ def pair(name, way):
 
 @every_layer
 @in_any_precision
-def test_what_left_the_meta_device_does_not_train_otherwise_than_what_was_never_there(name, recipe, equal_bits):
+def test_what_left_the_meta_device_does_not_train_otherwise_than_what_was_never_there(name, recipe):
     there, later = pair(name, assign)
     quire.set_rng_state(later, quire.rng_state(there))
-    assert_same(train(there, recipe), train(later, recipe), equal_bits)
+    assert same(train(there, recipe), train(later, recipe))
     assert quire.delayed_state(there).keys() == quire.delayed_state(later).keys()
 
 
@@ -122,11 +123,11 @@ def test_states_are_not_given_up_while_weights_are_away():
 
 
 @pytest.mark.parametrize("recipe", [ALL["nvfp4"], ALL["delayed"]], ids=["nvfp4", "delayed"])
-def test_a_compiled_layer_does_not_mix_devices(recipe, compiler, equal_bits):
+def test_a_compiled_layer_does_not_mix_devices(recipe, compiler):
     there, later = pair("LayerNormMLP", assign)
     quire.set_rng_state(later, quire.rng_state(there))
     function = compiler(call)
-    assert_same(train(there, recipe), train(later, recipe, function=function), equal_bits)
+    assert same(train(there, recipe), train(later, recipe, function=function))
     _, unseen = pair("LayerNormMLP", behind_its_back)
     with pytest.raises(Exception, match=r"state is on meta, and a compiled function .* call .to\('cpu'\) on the model"):
         train(unseen, recipe, steps=1, function=function)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import quire
-from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, assert_same, every_recipe, in_any_precision, ways
+from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, every_recipe, in_any_precision, ways
 from pairwise import pairwise
 from quire import recipe as recipes
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -49,7 +50,7 @@ def test_main_grad_receives_the_gradient_that_autograd_would(
     expected = run(plain, plain, x, recipe)
     got = run(fused, fused, x, recipe, compiled)
     assert got[2] is None
-    assert_same(got[:2] + got[3:], expected[:2] + expected[3:], equal_bits)
+    assert same(got[:2] + got[3:], expected[:2] + expected[3:])
     # Products are rounded to main_grad's dtype, autograd's to the dtype of the result: float32 has more bits.
     error = (fused.weight.main_grad.float() - 1 - expected[2].float()).abs()
     assert (error <= 2**-7 * (expected[2].float().abs() + 1)).all() and fused.weight.main_grad.count_nonzero() > 0
@@ -59,7 +60,7 @@ def test_main_grad_receives_the_gradient_that_autograd_would(
         assert equal_bits(fused.weight.main_grad, expected[2])
 
 
-def test_the_first_microbatch_overwrites_main_grad_and_the_others_add(make_x, equal_bits):
+def test_the_first_microbatch_overwrites_main_grad_and_the_others_add(make_x):
     torch.manual_seed(0)
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, fuse_wgrad_accumulation=True)
     layer.weight.main_grad = torch.full((64, 96), torch.nan)
@@ -269,7 +270,7 @@ def test_kept_operands_go_with_their_layer(make_x):
 
 @pytest.mark.parametrize("name", ["fp8_current", "fp8_block", "mxfp8", "nvfp4"])
 @ways
-def test_a_kept_input_gives_the_same_bits(name, compiled, run, make_layer, make_x, equal_bits):
+def test_a_kept_input_gives_the_same_bits(name, compiled, run, make_layer, make_x):
     plain, x = make_layer(), make_x(33, 96)
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, save_original_input=True)
     layer.load_state_dict(plain.state_dict())
@@ -278,7 +279,7 @@ def test_a_kept_input_gives_the_same_bits(name, compiled, run, make_layer, make_
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
         found = run(layer, layer, x, ALL[name], compiled)
     assert compiled or x.data_ptr() in kept
-    assert_same(found, run(plain, plain, x, ALL[name]), equal_bits)
+    assert same(found, run(plain, plain, x, ALL[name]))
 
 
 def test_a_kept_input_under_delayed_scaling_is_refused_in_words(make_x):
@@ -312,7 +313,7 @@ def test_fp8_grad_rounds_dx_to_the_format_of_gradients(recipe, compiled, run, ma
     spec = recipe.linear_spec(fp8_grad=True).split("dx=")[1]
     expected = quire.quantize(plain[1], spec, scale=torch.ones(1) if recipe.delayed() else None).dequantize()
     assert equal_bits(rounded[1], expected)
-    assert_same(rounded[:1] + rounded[2:], plain[:1] + plain[2:], equal_bits)
+    assert same(rounded[:1] + rounded[2:], plain[:1] + plain[2:])
     if recipe.delayed():
         assert layer.delayed.bwd_amax[1] == plain[1].abs().max()
 

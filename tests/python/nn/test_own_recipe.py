@@ -8,8 +8,8 @@ import torch
 
 import quire
 from every_feature import LAYERS
-from linears import assert_of_codes, blocks
 from quire import recipe as recipes
+from steps import assert_of_codes, blocks
 
 pytestmark = pytest.mark.any_device
 

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import quire
-from every_recipe import ALL, DELAYED, assert_same, each, every_recipe, some, ways
+from every_recipe import ALL, DELAYED, each, every_recipe, some, ways
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
 
 @every_recipe
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_quantized_input_gives_the_bits_of_a_plain_one(recipe, grad, make_layer, make_x, equal_bits, device):
+def test_a_quantized_input_gives_the_bits_of_a_plain_one(recipe, grad, make_layer, make_x, device):
     original, x = make_layer(), make_x(33, 96, requires_grad=grad)
     scale = torch.ones(1, device=device) if recipe.delayed() else None
     results = []
@@ -27,7 +28,7 @@ def test_a_quantized_input_gives_the_bits_of_a_plain_one(recipe, grad, make_laye
             y = layer(q)
         y.sum().backward()
         results.append([y.detach(), leaf.grad, layer.weight.grad])
-    assert_same(*results, equal_bits)
+    assert same(*results)
 
 
 @ways
@@ -70,7 +71,7 @@ def test_a_missing_direction_of_a_quantized_input_does_not_break_a_graph(grad, r
 
 @every_recipe
 @ways
-def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, equal_bits, device):
+def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, device):
     torch.manual_seed(2)
     first = torch.nn.ModuleList([quire.Linear(96, 96, params_dtype=torch.bfloat16) for _ in range(2)]).to(device)
     x = make_x(33, 96)
@@ -94,12 +95,12 @@ def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, equal
         results.append([y.detach(), leaf.grad, *(layer.weight.grad for layer in layers)])
         if recipe.delayed() and function is not steps:
             assert layers[0].delayed.fwd_amax[2] > 0
-    assert_same(*results, equal_bits)
+    assert same(*results)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-def test_a_quantized_activation_crosses_borders_of_graphs(name, backend, compiler, make_layer, make_x, equal_bits):
+def test_a_quantized_activation_crosses_borders_of_graphs(name, backend, compiler, make_layer, make_x):
     first, second, recipe = make_layer(96, 96), make_layer(96, 64), ALL[name]
     make = compiler(lambda x: first(x, fp8_output=True), backend=backend)
     use = compiler(lambda q: second(q), backend=backend)
@@ -115,8 +116,8 @@ def test_a_quantized_activation_crosses_borders_of_graphs(name, backend, compile
             y = consumer(q)
         y.backward(torch.ones_like(y))
         results.append([y.detach(), x.grad, first.weight.grad, second.weight.grad])
-    assert_same(results[1], results[0], equal_bits)
-    assert_same(results[2], results[0], equal_bits)
+    assert same(results[1], results[0])
+    assert same(results[2], results[0])
 
 
 @ways
@@ -158,7 +159,7 @@ def test_a_quantized_activation_decodes_with_a_gradient_and_is_a_pytree(make_x, 
 @every_recipe
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_quantized_tensor_that_wants_a_gradient_gets_that_of_its_values(
-    recipe, compiled, compiler, make_layer, make_x, equal_bits, device
+    recipe, compiled, compiler, make_layer, make_x, device
 ):
     original, x = make_layer(), make_x(33, 96, requires_grad=False)
     scale = torch.ones(1, device=device) if recipe.delayed() else None
@@ -172,12 +173,12 @@ def test_a_quantized_tensor_that_wants_a_gradient_gets_that_of_its_values(
         y.sum().backward()
         assert type(leaf.grad) is torch.Tensor and leaf.grad.dtype == x.dtype
         results.append([y.detach(), leaf.grad, layer.weight.grad])
-    assert_same(*results, equal_bits)
+    assert same(*results)
     with torch.no_grad(), quire.autocast(recipe=recipe):
         assert not layer(leaves[1]).requires_grad
 
 
-def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bits, device):
+def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(device):
     torch.manual_seed(0)
     layer, x = quire.Linear(64, 32).to(device), torch.randn(40, 64).to(device)
     own = quire.recipe.CustomRecipe({"x": "fp8_row", "w": "mxfp8", "dy": "mxfp8"}.get)
@@ -188,4 +189,4 @@ def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bit
             y = layer(given)
         y.square().sum().backward()
         results.append([y, layer.weight.grad])
-    assert_same(*results, equal_bits)
+    assert same(*results)

@@ -10,6 +10,7 @@ import quire
 from quire import QuantizedTensor, QuantSpec
 from quire.functional import linear_prequantized
 from quire.recipe import CustomRecipe, DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -26,10 +27,6 @@ def make_pair(device):
             return plain, quire.Linear(96, 64, params_dtype=dtype).to(device)
 
     return make
-
-
-def same(a, b):
-    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
 
 
 def test_the_weight_is_a_parameter_of_codes(any_recipe, make_pair, device):

@@ -5,6 +5,7 @@ import torch
 
 import quire
 from quire import QuantizedTensor
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -28,10 +29,6 @@ def make_optimizer(request):
 
 def gradient(shape, i, dtype):
     return torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(dtype)
-
-
-def same(a, b):
-    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

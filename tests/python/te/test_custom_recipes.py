@@ -12,6 +12,7 @@ from quire.te.recipe import CustomRecipe, Format
 import quire
 import quire.te as te
 from quire import recipe as recipes
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -72,10 +73,6 @@ def result(recipe, layer, x):
     return [y.detach(), x.grad, *[parameter.grad for parameter in layer.parameters()]]
 
 
-def equal(found, expected):
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 @pytest.fixture
 def layer():
     torch.manual_seed(0)
@@ -87,14 +84,14 @@ def x():
     return torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("factory", "same"), FACTORIES.values(), ids=FACTORIES)
-def test_a_layer_computes_as_under_the_recipe_of_the_same_specs(factory, same, layer, x):
+@pytest.mark.parametrize(("factory", "meant"), FACTORIES.values(), ids=FACTORIES)
+def test_a_layer_computes_as_under_the_recipe_of_the_same_specs(factory, meant, layer, x):
     recipe = CustomRecipe(qfactory=factory)
     assert recipe.custom() and recipe.qfactory is factory
-    found, expected = result(recipe, layer, x), result(same, layer, x)
-    assert equal(found, expected)
-    other = recipes.NVFP4BlockScaling() if same != recipes.NVFP4BlockScaling() else recipes.MXFP8BlockScaling()
-    assert not equal(found, result(other, layer, x))
+    found, expected = result(recipe, layer, x), result(meant, layer, x)
+    assert same(found, expected)
+    other = recipes.NVFP4BlockScaling() if meant != recipes.NVFP4BlockScaling() else recipes.MXFP8BlockScaling()
+    assert not same(found, result(other, layer, x))
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -106,9 +103,9 @@ def test_a_compiled_function_asks_the_factory_of_a_recipe_that_nobody_has_read(n
             return layer(x)
 
     compiled = compiler(call)
-    for factory, same in ((recipe.qfactory, recipes.MXFP8BlockScaling()), (current, recipes.Float8CurrentScaling())):
+    for factory, meant in ((recipe.qfactory, recipes.MXFP8BlockScaling()), (current, recipes.Float8CurrentScaling())):
         recipe.qfactory = factory
-        with te.autocast(recipe=same):
+        with te.autocast(recipe=meant):
             expected = layer(x)
         for _ in range(2):
             assert torch.equal(compiled(x), expected)
@@ -118,7 +115,7 @@ def test_a_compiled_function_asks_the_factory_of_a_recipe_that_nobody_has_read(n
 @pytest.mark.parametrize("override", [None, "dequantized", "high_precision"])
 def test_the_backward_override_is_that_of_the_recipe(override, layer, x):
     recipe = CustomRecipe(mxfp8, backward_override=override)
-    assert equal(result(recipe, layer, x), result(recipes.MXFP8BlockScaling(backward_override=override), layer, x))
+    assert same(result(recipe, layer, x), result(recipes.MXFP8BlockScaling(backward_override=override), layer, x))
 
 
 def test_a_factory_that_is_set_is_asked_in_the_next_step(layer, x, compiler):
@@ -146,8 +143,8 @@ def test_a_request_is_delayed_scaling_with_its_fields(x):
         return found
 
     found = train(CustomRecipe(lambda role: te.DelayedScalingRequest(**fields)))
-    assert equal(found, train(recipes.DelayedScaling(**fields)))
-    assert not equal(found, train(recipes.DelayedScaling()))
+    assert same(found, train(recipes.DelayedScaling(**fields)))
+    assert not same(found, train(recipes.DelayedScaling()))
 
 
 def by_name(role):
@@ -167,15 +164,15 @@ def test_a_factory_that_reads_names_gives_each_layer_its_own_quantizers(compiled
     }
     makers = [quire.Linear, quire.LayerNormLinear, lambda n, m, name: quire.LayerNormMLP(n, m, name=name)]
     for make in makers[:1] if compiled else makers:
-        for name, same in expected.items():
+        for name, meant in expected.items():
             torch.manual_seed(0)
             layer = make(64, 64, name=name)
             if not compiled:
-                assert equal(result(recipe, layer, x), result(same, layer, x))
+                assert same(result(recipe, layer, x), result(meant, layer, x))
                 continue
             with te.autocast(recipe=recipe):
                 y = compiler(layer)(x)
-            with te.autocast(same is not None, recipe=same):
+            with te.autocast(meant is not None, recipe=meant):
                 assert torch.equal(y, layer(x))
 
 
@@ -185,8 +182,8 @@ def test_a_compiled_layer_does_not_go_on_with_another_recipe_of_that_kind(x, lay
         with te.autocast(recipe=CustomRecipe(factory)), torch.no_grad():
             y = compiled(x)
             assert torch.equal(y, layer(x))
-        same = recipes.MXFP8BlockScaling() if factory is by_name else recipes.NVFP4BlockScaling()
-        with te.autocast(recipe=same), torch.no_grad():
+        meant = recipes.MXFP8BlockScaling() if factory is by_name else recipes.NVFP4BlockScaling()
+        with te.autocast(recipe=meant), torch.no_grad():
             assert torch.equal(y, layer(x))
 
 
@@ -243,7 +240,7 @@ def test_names_of_a_transformer_layer_reach_the_factory():
 def test_high_precision_for_all_is_no_quantization(layer, x):
     for nothing in (None, te.IdentityQuantizer()):
         recipe = CustomRecipe(lambda role, nothing=nothing: nothing)
-        assert equal(result(recipe, layer, x), result(None, layer, x))
+        assert same(result(recipe, layer, x), result(None, layer, x))
         assert "another one for each layer" in str(explained(recipe, layer, x))
     assert te.IdentityQuantizer().quantize(x) is te.IdentityQuantizer()(x) is x
 
@@ -297,7 +294,7 @@ def test_a_recipe_survives_pickle_and_deepcopy(layer, x):
         recipe = CustomRecipe(factory)
         expected = result(recipe, layer, x)
         for other in (pickle.loads(pickle.dumps(recipe)), copy.deepcopy(recipe)):
-            assert other == recipe and other.qfactory is factory and equal(result(other, layer, x), expected)
+            assert other == recipe and other.qfactory is factory and same(result(other, layer, x), expected)
 
 
 def mixed(role):

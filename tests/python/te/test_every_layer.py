@@ -45,9 +45,9 @@ def known(monkeypatch):
 
 @every_layer
 @pytest.mark.parametrize("recipe", IN_ANY_PRECISION)
-def test_it_trains_after_the_meta_device_as_if_it_was_never_there(name, recipe, equal_bits):
+def test_it_trains_after_the_meta_device_as_if_it_was_never_there(name, recipe):
     check = test_leaving_meta.test_what_left_the_meta_device_does_not_train_otherwise_than_what_was_never_there
-    check(name, IN_ANY_PRECISION[recipe], equal_bits)
+    check(name, IN_ANY_PRECISION[recipe])
 
 
 @pytest.mark.cpu_only
@@ -96,8 +96,8 @@ def test_it_computes_as_with_decoded_weights(name):
 
 
 @every_layer
-def test_it_does_not_forget_its_scales_at_a_checkpoint(name, equal_bits):
-    test_state.test_no_layer_forgets_its_scales_at_a_checkpoint(name, equal_bits)
+def test_it_does_not_forget_its_scales_at_a_checkpoint(name):
+    test_state.test_no_layer_forgets_its_scales_at_a_checkpoint(name)
 
 
 @pytest.mark.cpu_only

@@ -3,10 +3,11 @@
 import pytest
 
 from defaults import DEFAULTS
-from every_recipe import IN_ANY_PRECISION, assert_same
+from every_recipe import IN_ANY_PRECISION
 from every_way import Table, allowed, allowed_under, gives_the_bits_of_eager_mode, trained_under
 from pairwise import pairwise
 from python.te.te_features import FEATURES
+from steps import same
 
 
 def own_allowed(feature, way, recipe):
@@ -37,8 +38,6 @@ def test_a_feature_gives_the_bits_of_eager_mode(feature, way, recipe, compiler, 
     ("feature", "recipe", "default"),
     pairwise(list(FEATURES), list(IN_ANY_PRECISION), list(DEFAULTS), allowed=own_allowed_under),
 )
-def test_a_model_made_and_trained_under_a_default_has_the_bits_of_one_that_was_not(
-    feature, recipe, default, equal_bits
-):
+def test_a_model_made_and_trained_under_a_default_has_the_bits_of_one_that_was_not(feature, recipe, default):
     found, expected = trained_under(FEATURES[feature], IN_ANY_PRECISION[recipe], default)
-    assert_same(found, expected, equal_bits)
+    assert same(found, expected)

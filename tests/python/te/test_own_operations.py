@@ -15,7 +15,7 @@ from quire.te.pytorch import ops
 pytestmark = pytest.mark.any_device
 
 
-def same(found, wanted, **tolerances):
+def assert_close(found, wanted, **tolerances):
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, **tolerances)
 
@@ -41,12 +41,12 @@ def test_names_connect_operations(returned, compiled, compiler):
     found = (compiler(model) if compiled else model)(x, extra)
     y = torch.relu(x + model[2].bias) + 2 * x + extra
     found, wanted = (found, (y, x)) if returned else ((found,), (y,))
-    same(found, wanted)
+    assert_close(found, wanted)
     leaves, dy = [x, extra, model[2].bias], [torch.randn(3, 8) for _ in wanted]
-    same(torch.autograd.grad(found, leaves, dy), torch.autograd.grad(wanted, leaves, dy))
+    assert_close(torch.autograd.grad(found, leaves, dy), torch.autograd.grad(wanted, leaves, dy))
     for other in (copy.deepcopy(model), saved_and_loaded(model)):
         again = other(x, extra)
-        same(again if returned else (again,), wanted)
+        assert_close(again if returned else (again,), wanted)
 
 
 def saved_and_loaded(model):
@@ -59,13 +59,13 @@ def saved_and_loaded(model):
 def test_names_can_change_between_calls():
     make, add = ops.MakeExtraOutput(), ops.AddExtraInput()
     model, x = ops.Sequential(make, add), torch.randn(4)
-    same(model(x, 2 * x), (3 * x, x))
+    assert_close(model(x, 2 * x), (3 * x, x))
     make.set_extra_output_channel(0, "x", output_to_caller=False)
     add.set_extra_input_channel(0, "x")
-    same([model(x)], [2 * x])
+    assert_close([model(x)], [2 * x])
     make.set_extra_output_channel(0, None)
     add.set_extra_input_channel(0, None)
-    same(model(x, 2 * x), (3 * x, x))
+    assert_close(model(x, 2 * x), (3 * x, x))
     assert ops.MakeExtraOutput.output_channels == {}
 
 
@@ -90,7 +90,9 @@ def test_names_that_do_not_fit_are_refused_before_anything_is_computed():
             ops.Sequential(first, *modules)(torch.ones(2))
         assert not ran
     # Another run of operations has names of its own.
-    same(ops.Sequential(make(), add(), torch.nn.Identity(), make(), add())(torch.ones(2))[0][None], [4 * torch.ones(2)])
+    assert_close(
+        ops.Sequential(make(), add(), torch.nn.Identity(), make(), add())(torch.ones(2))[0][None], [4 * torch.ones(2)]
+    )
     for call, error, words in (
         (
             lambda: ops.AddExtraInput().set_extra_input_channel(1, "x"),
@@ -162,14 +164,14 @@ def test_an_operation_of_a_script_has_the_gradients_that_it_says(used, compiled,
     leaves = [torch.randn(4, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True), scale]
     y, *extra, sign = (compiler(model) if compiled else model)(*leaves[:2])
     wanted, found = plain(*leaves[:2]), (y, *extra)
-    same(found, wanted)
+    assert_close(found, wanted)
     assert torch.equal(sign, (wanted[1] > 0).int()) and not sign.requires_grad
     dy = [torch.randn(4, 8) for _ in used]
     ours, theirs = (
         torch.autograd.grad([each[i] for i in used], leaves, dy, allow_unused=True, materialize_grads=True)
         for each in (found, wanted)
     )
-    same(ours, theirs)
+    assert_close(ours, theirs)
     with torch.no_grad():
         assert not model(*leaves[:2])[0].requires_grad
 
@@ -184,7 +186,7 @@ def test_an_operation_of_a_script_takes_decoded_values_and_options():
     y.sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 2)) and model[1].scale.grad == expected.sum()
     assert list(model.state_dict()) == ["1.scale"]
-    same([saved_and_loaded(Scale(3.0))(x)], [3 * x])
+    assert_close([saved_and_loaded(Scale(3.0))(x)], [3 * x])
 
 
 def test_what_is_wrong_with_an_operation_of_a_script_is_said():
@@ -222,9 +224,9 @@ def test_a_fused_operation_computes_its_parts_one_by_one(compiled, compiler):
     assert fused.is_fused_op and not scale.is_fused_op
     x, extra = torch.randn(3), torch.randn(3)
     model = ops.Sequential(ops.Identity(), fused)
-    same([(compiler(model) if compiled else model)(x, extra)], [1.5 * x + extra])
-    same([fused(x, extra)], [1.5 * x + extra])
-    same([ops.Sequential(fused)(x, extra, op_kwargs={scale: {"plus": 1.0}})], [1.5 * x + extra + 1])
+    assert_close([(compiler(model) if compiled else model)(x, extra)], [1.5 * x + extra])
+    assert_close([fused(x, extra)], [1.5 * x + extra])
+    assert_close([ops.Sequential(fused)(x, extra, op_kwargs={scale: {"plus": 1.0}})], [1.5 * x + extra + 1])
     for register in (
         ops.register_forward_fusion,
         ops.register_backward_fusion,
@@ -303,7 +305,7 @@ def test_an_activation_that_is_computed_again_is_not_kept(recipe, compiled, comp
 
     assert recipe is not None or wide(kept[1]) == 48 * 64 < wide(kept[0])
     alone = ops.ScaledSReLU(activation_recompute_in_mlp=True)
-    same([alone(x, scales)], [torch.relu(x) ** 2 * scales[:, None]])
+    assert_close([alone(x, scales)], [torch.relu(x) ** 2 * scales[:, None]])
     for operation in (ops.ScaledSwiGLU, ops.ScaledSiTUGLU, ops.ScaledClampedQGeGLU):
         assert operation().activation_recompute_in_mlp is False
         with pytest.raises(ValueError, match="does not support activation recomputation; .* te.checkpoint"):
@@ -367,7 +369,7 @@ def test_a_bias_of_groups_is_scaled_by_row(single, compiled, compiler):
     again = (compiler(grouped) if compiled else grouped)(x, sizes, scales, out=out)
     assert (again.data_ptr() == out.data_ptr()) != compiled and torch.equal(out, again)
     assert torch.equal(out[:10], y[:10]) and (out[10:] == 7).all()
-    same(torch.autograd.grad(again, [x, scales, *grouped.parameters()], dy), found)
+    assert_close(torch.autograd.grad(again, [x, scales, *grouped.parameters()], dy), found)
     assert ops.GroupedLinear(3, 32, 16, bias=False, scale_bias=True).num_extra_inputs == 1
     with pytest.raises(TypeError, match="takes 2 extra inputs, split_sizes and scales of the bias; got 1"):
         grouped(x, sizes)

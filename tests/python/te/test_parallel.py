@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import quire
-from linears import decoded
 from python.distributed.parallel_graphs import IN, OUT, TOKENS
 from python.distributed.parallel_layers import equals_one_process
 from python.te.parallel_ranks import (
@@ -20,6 +19,7 @@ from python.te.parallel_ranks import (
 from quire import te
 from quire.distributed import Parallel
 from ranks import rank_of
+from steps import decoded
 
 DIVIDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
 RECIPES = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")

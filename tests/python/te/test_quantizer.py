@@ -6,6 +6,7 @@ import torch
 import quire
 from quire import te
 from quire.te import DType
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -50,13 +51,6 @@ NAMES = {
     "mxfp8": te.MXFP8Tensor,
     "nvfp4": te.NVFP4Tensor,
 }
-
-
-def same(a, b):
-    return a.spec == b.spec and all(
-        (s is None) == (t is None) and (s is None or torch.equal(s, t))
-        for s, t in zip(a.buffer_list(), b.buffer_list(), strict=True)
-    )
 
 
 @pytest.mark.parametrize("quantizer, spec, dtype", QUANTIZERS, ids=lambda value: str(value))

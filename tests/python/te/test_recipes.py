@@ -14,6 +14,7 @@ import quire.te as te
 from quire import recipe as recipes
 from quire.te.common import recipe as settable
 from quire.te.common.recipe import Format, MMParams, QParams
+from steps import same
 
 KINDS = {name: getattr(settable, name) for name in settable.__all__ if hasattr(getattr(settable, name), "kind")}
 CLASSES = {name: kind for name, kind in KINDS.items() if name not in ("Recipe", "CustomRecipe")}
@@ -52,10 +53,6 @@ def result(recipe, layer, x, function=None):
     return y.detach(), x.grad, layer.weight.grad
 
 
-def equal(found, expected):
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 @pytest.fixture
 def layer():
     torch.manual_seed(0)
@@ -88,9 +85,9 @@ def test_a_field_that_is_set_between_steps_is_in_force_in_the_next(name, field, 
     with te.autocast(recipe=recipe):
         assert quire.active_recipe() == expected
     if not recipe.delayed():  # whose scales the first step has changed
-        assert equal(result(recipe, layer, x), result(expected, layer, x))
-        same = equal(result(recipe, layer, x), result(CLASSES[name](), layer, x))
-        assert same == (field == "fp8_gemm_fprop")  # which changes no results (MMParams)
+        assert same(result(recipe, layer, x), result(expected, layer, x))
+        unchanged = same(result(recipe, layer, x), result(CLASSES[name](), layer, x))
+        assert bool(unchanged) == (field == "fp8_gemm_fprop")  # which changes no results (MMParams)
 
 
 def test_a_longer_history_and_a_margin_of_delayed_scaling_are_in_force_in_the_next_step(x):
@@ -112,7 +109,7 @@ def test_a_longer_history_and_a_margin_of_delayed_scaling_are_in_force_in_the_ne
         recipes.DelayedScaling(amax_history_len=2), lambda _: recipes.DelayedScaling(amax_history_len=5, margin=2)
     )
     unchanged, _ = train(recipes.DelayedScaling(amax_history_len=2), lambda recipe: recipe)
-    assert equal(found, expected) and not equal(found, unchanged) and torch.equal(history, wanted)
+    assert same(found, expected) and not same(found, unchanged) and torch.equal(history, wanted)
 
 
 @pytest.mark.parametrize(("name", "field", "value"), [SET[0], SET[6], SET[8]])
@@ -268,7 +265,7 @@ def test_recipes_are_told_apart_and_subclasses_are_recipes(layer, x):
     )
     with te.autocast(recipe=own):
         assert te.FP8GlobalStateManager.get_fp8_recipe() is own
-    assert equal(result(own, layer, x), result(recipes.MXFP8BlockScaling(fp8_format=Format.HYBRID), layer, x))
+    assert same(result(own, layer, x), result(recipes.MXFP8BlockScaling(fp8_format=Format.HYBRID), layer, x))
 
 
 def test_a_recipe_survives_pickle_and_deepcopy_and_copies_do_not_share_fields():

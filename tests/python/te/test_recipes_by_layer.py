@@ -10,6 +10,7 @@ from quire.te.recipe import CustomRecipe
 import quire
 import quire.te as te
 from quire import recipe as recipes
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -92,10 +93,6 @@ def under(recipe, call, x):
         return call(x)
 
 
-def equal(found, expected):
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 def mlp_of(name="mlp"):
     torch.manual_seed(0)
     return quire.LayerNormMLP(64, 96, name=name)
@@ -108,10 +105,10 @@ def test_the_matmuls_of_a_layer_can_have_different_quantizers(pair, compiled, co
     apart = Apart(mlp, *[WAYS[way][1] for way in pair])
     recipe = CustomRecipe(factory_of(dict(zip(("fc1", "fc2"), pair, strict=True))))
     found = steps(compiler(mlp) if compiled else mlp, list(mlp.parameters()), recipe)
-    assert equal(found, steps(apart, list(apart.parameters())))
+    assert same(found, steps(apart, list(apart.parameters())))
     for way in {*pair} - {"high precision"}:
         other = mlp_of()
-        assert not equal(found, steps(other, list(other.parameters()), WAYS[way][1]))
+        assert not same(found, steps(other, list(other.parameters()), WAYS[way][1]))
 
 
 @pytest.mark.parametrize(("made", "compiled"), [("once", False), ("once", True), ("in each step", False)])
@@ -131,9 +128,9 @@ def test_some_layers_can_have_delayed_scaling(made, compiled, compiler):
 
     found = steps(compiler(model) if compiled else model, list(model.parameters()), recipe)
     state = quire.delayed_state(first)  # before the next step, which is of all layers
-    assert equal(found, steps(apart, [*others[0].parameters(), *others[1].parameters()]))
+    assert same(found, steps(apart, [*others[0].parameters(), *others[1].parameters()]))
     wanted = quire.delayed_state(others[0])
-    assert state["delayed"].keys() == wanted["delayed"].keys() and equal(
+    assert state["delayed"].keys() == wanted["delayed"].keys() and same(
         *[[t for t in one["delayed"].values() if isinstance(t, torch.Tensor)] for one in (state, wanted)]
     )
     assert float(wanted["delayed"]["scale_fwd"][0]) not in (0.0, 1.0)
@@ -157,7 +154,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended():
     thread = threading.Thread(target=resume)
     thread.start()
     thread.join()
-    assert equal(found, expected)
+    assert same(found, expected)
 
 
 def test_codes_are_kept_by_matmul():

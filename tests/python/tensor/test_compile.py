@@ -5,6 +5,7 @@ import torch
 
 import quire
 from quire import QuantizedTensor, QuantSpec
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -18,19 +19,6 @@ def spec(request):
 
 def values(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
-
-
-def same(a, b):
-    """Equal bits; QuantizedTensors in every buffer."""
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    if not isinstance(a, torch.Tensor):
-        return a == b
-    if type(a) is not type(b) or (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    if isinstance(a, QuantizedTensor):
-        return a.proto == b.proto and same(a.buffer_list(), b.buffer_list())
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
 
 
 def use(q):

@@ -9,6 +9,7 @@ import torch
 
 import quire
 from quire.tensor.writes import undeclared_writes
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -103,10 +104,6 @@ WRITE = frozenset(
     "round_ floor_ uniform_ normal_ bernoulli_ random_ nan_to_num_ sgn_ where atan2_ copysign_ hypot_ eq_ lt_ "
     "add mul sub div exp mm matmul sum cumsum clamp sin".split()
 )
-
-
-def same(a, b):
-    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
 
 
 @pytest.mark.parametrize("schema, written", list(schemas()))

@@ -10,6 +10,7 @@ import quire
 from python.tensor.tensor_specs import SPECS
 from quire import QuantizedActivation, QuantizedTensor
 from quire.tensor import BUFFER_NAMES, input_operand, operators
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -28,12 +29,6 @@ def values(*shape, dtype=torch.float32):
 
 def quantized(spec, *shape, dtype=torch.float32, columnwise=True, device="cpu"):
     return quire.quantize(values(*shape, dtype=dtype).to(device), spec, columnwise=columnwise)
-
-
-def same(a, b):
-    """Equal codes and scales, in the same directions; each may be on its own device."""
-    pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
-    return a.shape == b.shape and all(x is y is None or torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
 def test_it_is_a_tensor_of_the_logical_shape(spec):

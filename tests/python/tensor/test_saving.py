@@ -11,12 +11,18 @@ import torch
 
 import quire
 from quire import QuantizedTensor
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block:128x128:pow2", "mxfp8", "mxfp8:swizzled", "mxfp4", "nvfp4:16x16"]
 SPECS += ["nvfp4:interleaved"]
 SPECS += ["nvfp4:row_scaled", "nvfp4:rht"]
+
+
+def alike(a, b):
+    """The same codes, and all that belongs to them."""
+    return same(a, b) and (a.spec, a.dtype, a.requires_grad) == (b.spec, b.dtype, b.requires_grad)
 
 
 @pytest.fixture(params=SPECS)
@@ -26,12 +32,6 @@ def spec(request):
 
 def values(*shape, seed=3):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def same(a, b):
-    pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
-    codes = all(x is y is None or torch.equal(x, y) for x, y in pairs)
-    return codes and (a.spec, a.shape, a.dtype, a.requires_grad) == (b.spec, b.shape, b.dtype, b.requires_grad)
 
 
 def module(spec, seed=3):
@@ -50,7 +50,7 @@ def through_file(value, **options):
 def test_files_hold_codes_and_load_safely(spec):
     q = quire.quantize(values(32, 48).bfloat16(), spec, columnwise=spec != "mxfp8")
     for again in (through_file(q, weights_only=True), through_file({"q": q})["q"], pickle.loads(pickle.dumps(q))):
-        assert type(again) is QuantizedTensor and same(again, q)
+        assert type(again) is QuantizedTensor and alike(again, q)
         again.update_usage(columnwise=False)
         assert torch.equal(again @ torch.ones(48, 2).bfloat16(), q @ torch.ones(48, 2).bfloat16())
     file = io.BytesIO()
@@ -63,7 +63,7 @@ def test_files_hold_codes_and_load_safely(spec):
 def test_a_parameter_stays_one(spec):
     parameter = torch.nn.Parameter(quire.quantize(values(32, 48), spec))
     for other in (through_file(parameter), pickle.loads(pickle.dumps(parameter)), copy.deepcopy(parameter)):
-        assert isinstance(other, torch.nn.Parameter) and isinstance(other, QuantizedTensor) and same(other, parameter)
+        assert isinstance(other, torch.nn.Parameter) and isinstance(other, QuantizedTensor) and alike(other, parameter)
     frozen = torch.nn.Parameter(quire.quantize(values(32, 48), spec), requires_grad=False)
     assert not through_file(frozen).requires_grad and isinstance(copy.deepcopy(frozen), torch.nn.Parameter)
 
@@ -92,7 +92,7 @@ def test_state_dicts_go_between_quantized_modules(spec, assign):
     source, target = module(spec), module(spec, seed=7)
     codes = target.weight.rowwise_data.data_ptr()
     target.load_state_dict(through_file(source.state_dict(), weights_only=True), assign=assign)
-    assert isinstance(target.weight, torch.nn.Parameter) and same(target.weight, source.weight)
+    assert isinstance(target.weight, torch.nn.Parameter) and alike(target.weight, source.weight)
     assert (target.weight.rowwise_data.data_ptr() == codes) is not assign
 
 
@@ -100,7 +100,7 @@ def test_a_plain_checkpoint_loads_into_a_quantized_module_and_back(spec):
     plain, layer = torch.nn.Linear(48, 32), module(spec)
     layer.load_state_dict(plain.state_dict())
     expected = quire.quantize(plain.weight.detach(), spec, columnwise=True)
-    assert same(layer.weight.detach(), expected) and layer.weight.requires_grad
+    assert alike(layer.weight.detach(), expected) and layer.weight.requires_grad
     plain.load_state_dict(layer.state_dict())
     assert type(plain.weight) is torch.nn.Parameter and torch.equal(plain.weight, expected.dequantize())
 
@@ -109,7 +109,7 @@ def test_a_quantized_checkpoint_loads_into_another_spec():
     source, target = module("mxfp8"), module("nvfp4:16x16", seed=7)
     target.load_state_dict(source.state_dict())
     expected = quire.quantize(source.weight.detach().dequantize(), "nvfp4:16x16", columnwise=True)
-    assert same(target.weight.detach(), expected)
+    assert alike(target.weight.detach(), expected)
 
 
 def test_a_module_moves_with_its_codes(spec):
@@ -118,13 +118,13 @@ def test_a_module_moves_with_its_codes(spec):
     layer.bfloat16()
     assert isinstance(layer.weight, QuantizedTensor) and layer.weight.dtype == layer.bias.dtype == torch.bfloat16
     assert isinstance(layer.weight, torch.nn.Parameter) and layer.weight.requires_grad
-    assert same(layer.float().weight.detach(), codes)
+    assert alike(layer.float().weight.detach(), codes)
     layer.to("meta")
     assert layer.weight.is_meta and layer.weight.rowwise_data.is_meta
     layer.to_empty(device="cpu")
     assert isinstance(layer.weight, QuantizedTensor) and not layer.weight.is_meta
     layer.load_state_dict({"weight": codes, "bias": torch.zeros(32)})
-    assert same(layer.weight.detach(), codes)
+    assert alike(layer.weight.detach(), codes)
 
 
 def test_a_module_is_copied_and_shared():
@@ -136,4 +136,4 @@ def test_a_module_is_copied_and_shared():
     file = io.BytesIO()
     torch.save(layer, file)
     loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    assert same(loaded.weight, layer.weight) and isinstance(loaded.weight, torch.nn.Parameter)
+    assert alike(loaded.weight, layer.weight) and isinstance(loaded.weight, torch.nn.Parameter)

@@ -10,6 +10,7 @@ import torch
 import quire
 from quire import QuantizedStack, QuantizedTensor
 from quire.tensor.decoded import DecodedView
+from steps import same
 
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4:16x16"]
 SPECS += ["nvfp4:row_scaled", "nvfp4:rht", "mxfp8:swizzled", "fp8_block:interleaved"]
@@ -18,12 +19,6 @@ ROWS, COLUMNS = 256, 144
 
 def values(*shape, seed=3):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def same(a, b):
-    """Equal codes and scales; each may be on its own device."""
-    pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
-    return all(x is y is None or torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
 def plain(t):

@@ -8,6 +8,7 @@ import torch
 
 import quire
 from quire import QuantizedTensor
+from steps import same
 
 pytestmark = pytest.mark.any_device
 
@@ -31,12 +32,6 @@ def quantized(spec, *shape, device="cpu"):
 def beside(t, *shape, seed=3):
     """Values on the device of t."""
     return values(*shape, seed=seed).to(t.device)
-
-
-def same(a, b):
-    """Equal codes and scales; each may be on its own device."""
-    pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
-    return all(x is y is None or torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
 WRITES = {

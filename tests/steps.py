@@ -1,8 +1,10 @@
-"""A model of torch.nn.Linear layers to convert, and the product of codes that a layer is compared with."""
+"""How results of tests are compared: bit for bit, and a layer with the product of its codes; and a model of
+torch.nn.Linear layers to convert."""
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +17,63 @@ HALF_STEP_OF_E4M3 = 2.0**-4 + 2.0**-17
 HALF_STEP_OF_NVFP4 = (1 + 2.0**-4) / 6
 #: How many elements along a line share a scale.
 BLOCKS = {"nvfp4": 16, "mxfp8": 32, "fp8_block": 128}
+
+
+@dataclass(frozen=True)
+class Same:
+    """What same() says; pytest shows it where an assertion of it fails."""
+
+    difference: str
+
+    def __bool__(self) -> bool:
+        return not self.difference
+
+    def __repr__(self) -> str:
+        return self.difference or "the same bits"
+
+
+def same(found: object, expected: object) -> Same:
+    """Whether both have the same bits, wherever they lie: tensors, of quantized ones all codes and scales, None, other
+    values, and lists and mappings of these. Unlike torch.equal, it tells -0 from 0, and NaN is the same as itself."""
+    return Same(_difference(found, expected, ""))
+
+
+def _difference(found: object, expected: object, where: str) -> str:
+    if isinstance(expected, quire.QuantizedTensor | quire.QuantizedActivation):
+        kinds = quire.QuantizedTensor | quire.QuantizedActivation
+        if not isinstance(found, kinds) or (found.spec, found.shape) != (expected.spec, expected.shape):
+            return f"{where} is {found!r}, not {expected!r}"
+        names = quire.tensor.BUFFER_NAMES
+        return _difference(*({name: getattr(t, name) for name in names} for t in (found, expected)), where)
+    if isinstance(expected, torch.Tensor):
+        return _difference_of_tensors(found, expected, where)
+    if isinstance(expected, Mapping):
+        if found.keys() != expected.keys():
+            return f"{where} has {sorted(map(str, found.keys() ^ expected.keys()))} on one side only"
+        return next(filter(None, (_difference(found[key], expected[key], f"{where}[{key!r}]") for key in expected)), "")
+    if isinstance(expected, Iterable) and not isinstance(expected, str | bytes):
+        found, expected = list(found), list(expected)
+        if len(found) != len(expected):
+            return f"{where} has {len(found)} parts, not {len(expected)}"
+        parts = (_difference(*both, f"{where}[{i}]") for i, both in enumerate(zip(found, expected, strict=True)))
+        return next(filter(None, parts), "")
+    return "" if found is expected or found == expected else f"{where} is {found!r}, not {expected!r}"
+
+
+def _difference_of_tensors(found: object, expected: torch.Tensor, where: str) -> str:
+    if not isinstance(found, torch.Tensor):
+        return f"{where} is {found!r}, not a tensor"
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"{where} is {found.dtype} {[*found.shape]}, not {expected.dtype} {[*expected.shape]}"
+    bits = [_bytes(t) for t in (found, expected)]
+    count = int((bits[0] != bits[1]).any(1).sum())
+    return f"{where} differs in {count} of {expected.numel()} elements" if count else ""
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    """[elements, bytes of each]."""
+    flat = t.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).view(flat.numel(), flat.itemsize)
 
 
 class Block(torch.nn.Module):
