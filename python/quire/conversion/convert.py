@@ -38,7 +38,7 @@ from quire.conversion.report import (
     untied_notes,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
-from quire.nn.linear import Linear, applied_division
+from quire.nn.linear import Linear, applied_sharding
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule, own_recipe
 from quire.nn.random_state import reset_streams
@@ -270,7 +270,7 @@ def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
 def _why_sharded_stays(layer: torch.nn.Linear, plan: Plan) -> str:
     """Why a layer whose weight is sharded over ranks is not converted; "" if it is, and for other layers."""
     try:
-        sharded = applied_division(layer) is not None
+        sharded = applied_sharding(layer) is not None
     except ValueError as error:
         return str(error)
     return SHARDED if sharded and plan.for_inference else ""

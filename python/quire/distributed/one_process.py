@@ -1,4 +1,4 @@
-"""Sharded layers that compute what one process computes, to find out whether a difference comes from the division."""
+"""Sharded layers that compute what one process computes, to find out whether a difference comes from the sharding."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ from quire.distributed.parallel import Parallel
 from quire.functional import start_gather
 
 
-class _Division(NamedTuple):
+class _Cut(NamedTuple):
     """How a tensor is sharded along dim. pieces: sizes of this rank's pieces, each a part of one of the whole's."""
 
     parallel: Parallel
@@ -55,9 +55,9 @@ def enabled() -> bool:
 
 @dataclass(frozen=True)
 class Whole:
-    """Makes whole tensors of the parts that ranks have, and parts of whole ones, along one division.
+    """Makes whole tensors of the parts that ranks have, and parts of whole ones, along one sharding.
 
-    parallel: that division. place: its place(), on the device of the tensors.
+    parallel: that sharding. place: its place(), on the device of the tensors.
     """
 
     parallel: Parallel
@@ -94,14 +94,14 @@ class Whole:
         return tuple(part // self.parallel.size for part in self.parallel.parts) or (t.shape[dim],)
 
     def _whole(self, t: torch.Tensor, dim: int, pieces: tuple[int, ...] = ()) -> torch.Tensor:
-        return _Whole.apply(t, self.place, _Division(self.parallel, dim, pieces or (t.shape[dim],)))
+        return _Whole.apply(t, self.place, _Cut(self.parallel, dim, pieces or (t.shape[dim],)))
 
     def _own(self, t: torch.Tensor, dim: int, pieces: tuple[int, ...]) -> torch.Tensor:
-        return _Own.apply(t, self.place, _Division(self.parallel, dim, pieces))
+        return _Own.apply(t, self.place, _Cut(self.parallel, dim, pieces))
 
 
-def _gathered(t: torch.Tensor, division: _Division) -> torch.Tensor:
-    parallel, dim, pieces = division
+def _gathered(t: torch.Tensor, cut: _Cut) -> torch.Tensor:
+    parallel, dim, pieces = cut
     own = t.movedim(dim, 0).contiguous()
     gathered = start_gather(own, parallel.size, parallel.group)
     of_ranks = torch.ops._c10d_functional.wait_tensor(gathered).unflatten(0, (parallel.size, own.shape[0]))
@@ -109,8 +109,8 @@ def _gathered(t: torch.Tensor, division: _Division) -> torch.Tensor:
     return whole.movedim(0, dim).contiguous()
 
 
-def _part(t: torch.Tensor, place: torch.Tensor, division: _Division) -> torch.Tensor:
-    parallel, dim, pieces = division
+def _part(t: torch.Tensor, place: torch.Tensor, cut: _Cut) -> torch.Tensor:
+    parallel, dim, pieces = cut
     wholes = t.movedim(dim, 0).split([parallel.size * piece for piece in pieces])
     # By a tensor: a number would make graphs of ranks differ.
     each = [
@@ -122,22 +122,22 @@ def _part(t: torch.Tensor, place: torch.Tensor, division: _Division) -> torch.Te
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, t, place, division):
+    def forward(ctx, t, place, cut):
         ctx.save_for_backward(place)
-        ctx.division = division
-        return _gathered(t, division)
+        ctx.cut = cut
+        return _gathered(t, cut)
 
     @staticmethod
     def backward(ctx, grad):
-        return _part(grad, *ctx.saved_tensors, ctx.division), None, None
+        return _part(grad, *ctx.saved_tensors, ctx.cut), None, None
 
 
 class _Own(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, t, place, division):
-        ctx.division = division
-        return _part(t, place, division)
+    def forward(ctx, t, place, cut):
+        ctx.cut = cut
+        return _part(t, place, cut)
 
     @staticmethod
     def backward(ctx, grad):
-        return _gathered(grad, ctx.division), None, None
+        return _gathered(grad, ctx.cut), None, None

@@ -241,7 +241,7 @@ def _check_overlap(overlap: str | None, sequence: bool) -> None:
         )
 
 
-def divided_dims(mode: str) -> dict[str, int | None]:
+def sharded_dims(mode: str) -> dict[str, int | None]:
     """Parameter of a Linear -> the dimension along which it is sharded; None: not at all."""
     return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
 

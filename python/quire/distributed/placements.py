@@ -71,7 +71,7 @@ def part_for(t: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return distributed.tensor.distribute_tensor(whole, t.device_mesh, t.placements, src_data_rank=None)
 
 
-def divided_over(weight: torch.Tensor, what: str) -> Parallel | None:
+def sharding_of(weight: torch.Tensor, what: str) -> Parallel | None:
     """How a weight [out_features, in_features] is sharded, by its placement on the last dimension of its mesh. None for
     a tensor that is no DTensor, or one that all ranks have whole. Raises ValueError for other placements, and if
     parts are not equal."""
@@ -134,7 +134,7 @@ def layout_of_tokens(
         if parameter is not None:
             _check_mesh(x, name, parameter, what)
             if not all([p.is_replicate() for p in parameter.placements]):
-                refuse_division(what, name, parameter)
+                refuse_placements(what, name, parameter)
     tokens = tuple([p if type(p) is Shard and p.dim < x.dim() - features else Replicate() for p in x.placements])
     gradients = tuple([Partial() if p.is_shard() else Replicate() for p in tokens])
     return Layout(x.device_mesh, tokens, tokens, gradients=gradients)
@@ -178,7 +178,7 @@ def _check_mesh(x: "DTensor", name: str, parameter: torch.Tensor, what: str) -> 
         )
 
 
-def refuse_division(what: str, name: str, t: "DTensor") -> None:
+def refuse_placements(what: str, name: str, t: "DTensor") -> None:
     """Raises NotImplementedError for a parameter that is sharded as no layer computes from it."""
     raise NotImplementedError(
         f"{what}: {name} is a DTensor with {t.placements}, and this call cannot compute from it. Use "
@@ -198,7 +198,7 @@ def check_parameters(
     sharded = module.expert_group is not None or module.of(module.products[0], "parallel") is not None
     for name, tensor in (("x", x), *(() if sharded else parameters)):
         if is_dtensor(tensor) and (module.shards is None or name not in module.shards):
-            refuse_division(f"quire.{type(module).__name__}", name, tensor)
+            refuse_placements(f"quire.{type(module).__name__}", name, tensor)
 
 
 def layout_of(module: torch.nn.Module, x: torch.Tensor) -> Layout | None:

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type, check_type_or_none
-from quire.distributed.parallel import Parallel, divided_dims, refuse_quantized
+from quire.distributed.parallel import Parallel, refuse_quantized, sharded_dims
 from quire.distributed.placements import check_own_parameter, is_dtensor
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
@@ -69,13 +69,13 @@ class _Style(ParallelStyle):
         distribute_module(
             module,
             device_mesh,
-            partial(_divide, dims, self.src_data_rank),
+            partial(_shard, dims, self.src_data_rank),
             partial(_input, self.mode, self.input_layouts),
             partial(_output, output, self.use_local_output),
         )
         if _of_quire(module):
             for product in module.products:
-                module.divide(product, dataclasses.replace(module.of(product, "parallel"), **how))
+                module.set_sharding(product, dataclasses.replace(module.of(product, "parallel"), **how))
         elif type(module) is torch.nn.Linear:  # quire.convert reads it
             module.parallel = Parallel(self.mode, device_mesh.get_group(), **how)
         return module
@@ -159,14 +159,14 @@ class ExpertParallel(ParallelStyle):
         over_two = device_mesh.ndim == 2
         if not over_two:
             _check_mesh(what, device_mesh, "ep")
-        if not hasattr(module, "divide_experts"):
+        if not hasattr(module, "shard_experts"):
             raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be sharded")
 
         def shard(parameter: torch.Tensor) -> torch.Tensor:
             return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
 
         tp_group = device_mesh.get_group(1) if over_two else None
-        module.divide_experts(device_mesh.get_group(0), shard, self.src_data_rank, tp_group=tp_group, **self.exchange)
+        module.shard_experts(device_mesh.get_group(0), shard, self.src_data_rank, tp_group=tp_group, **self.exchange)
         return module
 
     def __repr__(self) -> str:
@@ -179,15 +179,15 @@ def _check_mesh(what: str, mesh: "DeviceMesh", name: str) -> None:
 
 
 def _of_quire(module: torch.nn.Module) -> bool:
-    return hasattr(module, "divided_dims")
+    return hasattr(module, "sharded_dims")
 
 
 def _dims(what: str, module: torch.nn.Module, mode: str) -> dict[str, int | None]:
     """Parameter -> the dimension along which it is sharded; None: not at all."""
     if _of_quire(module):
-        return module.divided_dims(mode)
+        return module.sharded_dims(mode)
     if isinstance(module, torch.nn.Linear):
-        return divided_dims(mode)
+        return sharded_dims(mode)
     raise NotImplementedError(
         f"{what}: only layers with a weight [out_features, in_features] can be sharded; use it for a quire.Linear, "
         "torch.nn.Linear, quire.LayerNormLinear or quire.LayerNormMLP"
@@ -210,7 +210,7 @@ def _check_parameters(what: str, module: torch.nn.Module, dims: dict[str, int | 
             )
 
 
-def _divide(
+def _shard(
     dims: "dict[str, int | None]", source: int | None, name: str, module: torch.nn.Module, mesh: "DeviceMesh"
 ) -> None:
     for parameter_name, dim in dims.items() if not name else ():

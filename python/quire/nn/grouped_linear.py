@@ -16,7 +16,7 @@ from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, own_recipe
-from quire.nn.sharded_module import Division
+from quire.nn.sharded_module import Sharding
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 
@@ -190,25 +190,25 @@ class GroupedLinear(ProductModule):
         self.stream = self.expert_group.first_rank()
         return self.stream
 
-    def own_parts(self) -> dict[str, Division]:
+    def own_parts(self) -> dict[str, Sharding]:
         """Parameters and static scales that other ranks have under the same name, with other values."""
         if self.expert_group is None:
             return self._parts_of_groups()
-        found: dict[str, Division] = dict.fromkeys(self.input_scales(), self.expert_group)
+        found: dict[str, Sharding] = dict.fromkeys(self.input_scales(), self.expert_group)
         if self.drawn_as is not None:  # each group has a parameter, whose name no other rank of ep_group has
             return found | self._parts_of_groups()
         stacked = [name for name in ("weight", "bias") if name in self._parameters]
         return found | {name: self.expert_group for name in stacked if not is_dtensor(self._parameters[name])}
 
-    def _parts_of_groups(self) -> dict[str, Division]:
+    def _parts_of_groups(self) -> dict[str, Sharding]:
         if self.drawn_as is None:
             return {}
         column_biases = self.bias_names if self.drawn_as.mode == "column" else ()
         return dict.fromkeys((*self.weight_names, *column_biases), self.drawn_as)
 
-    def check_undivided(self, parallel: Parallel | None = None) -> None:
-        """Raises NotImplementedError for parameters that divide_groups() does not take, or, if there is `parallel`,
-        divide_weights() behind it; ValueError for sizes that it does not take."""
+    def check_unsharded(self, parallel: Parallel | None = None) -> None:
+        """Raises NotImplementedError for parameters that shard_groups() does not take, or, if there is `parallel`,
+        shard_each_weight() behind it; ValueError for sizes that it does not take."""
         if parallel is not None:
             stacked = [name in self._parameters for name in ("weight", "bias")]
             _check_parallel(parallel, *stacked)
@@ -221,7 +221,7 @@ class GroupedLinear(ProductModule):
                     "within quire.quantized_model_init"
                 )
 
-    def divide_groups(
+    def shard_groups(
         self, experts: ExpertGroup, shard: Callable[[torch.Tensor], torch.Tensor], source: int | None
     ) -> None:
         """Keeps the groups of this rank, of all that it has. All ranks must call it.
@@ -253,7 +253,7 @@ class GroupedLinear(ProductModule):
         self.sr_state[:1] += own.start
         self._forget_weights()
 
-    def divide_weights(self, parallel: Parallel, source: int | None) -> None:
+    def shard_each_weight(self, parallel: Parallel, source: int | None) -> None:
         """Keeps this rank's shard of the weight of each group, of whole ones. All ranks must call it. source:
         0, the values of the first rank; None, each its own."""
         if source is not None:

@@ -46,7 +46,7 @@ def check_column(what: str, mode: str) -> None:
     if mode != "column":
         raise ValueError(
             f"{what}: the norm needs all features of a token, so parallel must have mode 'column', got {mode!r}; use "
-            "quire.LayerNorm and quire.Linear for another division"
+            "quire.LayerNorm and quire.Linear for another sharding"
         )
 
 
@@ -132,7 +132,7 @@ class LayerNormLinear(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
-    def divided_dims(self, mode: str) -> dict[str, int | None]:
+    def sharded_dims(self, mode: str) -> dict[str, int | None]:
         check_column("quire.LayerNormLinear", mode)
         return {"layer_norm_weight": None, "layer_norm_bias": None, "weight": 0, "bias": 0}
 

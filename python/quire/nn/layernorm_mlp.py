@@ -114,7 +114,7 @@ class LayerNormMLP(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
-    def divided_dims(self, mode: str) -> dict[str, int | None]:
+    def sharded_dims(self, mode: str) -> dict[str, int | None]:
         check_column("quire.LayerNormMLP", mode)
         if activation_inputs(self.activation) != 1:
             raise NotImplementedError(

@@ -8,8 +8,8 @@ from quire import delayed
 from quire.autocast import Rule, active_in
 from quire.checks import check_type_or_none, with_known_options
 from quire.delayed.step import RulesByLayer
-from quire.distributed.parallel import Parallel, divided_dims
-from quire.distributed.placements import divided_over, is_dtensor, layout_of, torchs_result
+from quire.distributed.parallel import Parallel, sharded_dims
+from quire.distributed.placements import is_dtensor, layout_of, sharding_of, torchs_result
 from quire.functional import grouped_linear, linear, linear_prequantized
 from quire.loading.devices import check_device
 from quire.nn.call import active_call
@@ -25,13 +25,13 @@ from quire.tensor.order import same_codes
 torchs_linear = torch.nn.functional.linear
 
 
-def applied_division(layer: torch.nn.Linear) -> Parallel | None:
+def applied_sharding(layer: torch.nn.Linear) -> Parallel | None:
     """How a parallel style has sharded the weight of a torch.nn.Linear; None if none has. Raises ValueError if no
     quire.Linear is sharded like that. fully_shard makes DTensors too, which say nothing of how the layer computes."""
     if "parallel" in vars(layer):
         return layer.parallel
     by_a_style = getattr(layer, "_distribute_module_applied", False)
-    return divided_over(layer.weight, "quire.Linear") if by_a_style else None
+    return sharding_of(layer.weight, "quire.Linear") if by_a_style else None
 
 
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
@@ -122,14 +122,14 @@ class Linear(ProductModule, torch.nn.Linear):
     def adopt(cls, layer: torch.nn.Linear, recipe: Recipe | None) -> "Linear":
         """Converts a torch.nn.Linear to this class in place: the same object, with its parameters, hooks and flags. Its
         random state is uninitialised (reset_streams)."""
-        parallel = applied_division(layer)
+        parallel = applied_sharding(layer)
         layer.__class__ = cls
         layer.recipe, layer.parallel = recipe, parallel
         layer._add_states()
         return layer
 
-    def divided_dims(self, mode: str) -> dict[str, int | None]:
-        return divided_dims(mode)
+    def sharded_dims(self, mode: str) -> dict[str, int | None]:
+        return sharded_dims(mode)
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
@@ -242,5 +242,5 @@ class Linear(ProductModule, torch.nn.Linear):
         return linear_prequantized(x, weight.carrier(), bias, text, dtype, w_buffers=weight.buffer_list())
 
     def extra_repr(self) -> str:
-        divided = "" if self.parallel is None else f", parallel={self.parallel.text!r}"
-        return super().extra_repr() + self._recipe_text() + divided
+        sharded = "" if self.parallel is None else f", parallel={self.parallel.text!r}"
+        return super().extra_repr() + self._recipe_text() + sharded

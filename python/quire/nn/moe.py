@@ -164,12 +164,12 @@ class MoE(Float32Buffers):
         options = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
         single = {"single_grouped_weight": single_grouped_weight, "single_grouped_bias": single_grouped_weight}
         each = options | single | {"ep_group": None if self.expert_group is None else self.expert_group.name}
-        first, second = _divisions(tp_group, [ffn_hidden_size] * halves, ep_dispatch)
+        first, second = _shardings(tp_group, [ffn_hidden_size] * halves, ep_dispatch)
         self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, parallel=first, **each)
         self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, parallel=second, **each)
         self.shared_fc1 = self.shared_fc2 = None
         if shared_ffn_hidden_size is not None:
-            first, second = _divisions(tp_group, [shared_ffn_hidden_size] * halves, ep_dispatch)
+            first, second = _shardings(tp_group, [shared_ffn_hidden_size] * halves, ep_dispatch)
             self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, parallel=first, **options)
             self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, parallel=second, **options)
 
@@ -209,7 +209,7 @@ class MoE(Float32Buffers):
     def fill_new(self, name: str, buffer: torch.Tensor) -> None:
         buffer.zero_()
 
-    def divide_experts(
+    def shard_experts(
         self,
         group: "torch.distributed.ProcessGroup",
         shard: Callable[[torch.Tensor], torch.Tensor],
@@ -218,22 +218,22 @@ class MoE(Float32Buffers):
         **exchange: int | str | None,
     ) -> None:
         """Keeps this rank's experts, of all, and of each its part if there is a tp_group.
-        quire.distributed.ExpertParallel calls it. Arguments are those of GroupedLinear.divide_groups; exchange:
+        quire.distributed.ExpertParallel calls it. Arguments are those of GroupedLinear.shard_groups; exchange:
         capacity, overflow and dispatch, the constructor's."""
-        _check_exchange(**exchange, divided=True)
+        _check_exchange(**exchange, sharded=True)
         if self.expert_group is not None:
             raise ValueError("quire.MoE: its experts are sharded over ranks already; shard a mixture once")
         halves = self.fc1.out_features // max(self.ffn_hidden_size, 1)
-        divisions = _divisions(tp_group, [self.ffn_hidden_size] * halves, exchange["dispatch"])
-        for layer, parallel in zip((self.fc1, self.fc2), divisions, strict=True):
-            layer.check_undivided(parallel)
+        shardings = _shardings(tp_group, [self.ffn_hidden_size] * halves, exchange["dispatch"])
+        for layer, parallel in zip((self.fc1, self.fc2), shardings, strict=True):
+            layer.check_unsharded(parallel)
         self.expert_group = ExpertGroup.of("quire.MoE", group, self.num_experts)
         for name, value in exchange.items():
             setattr(self, f"ep_{name}", value)
-        for layer, parallel in zip((self.fc1, self.fc2), divisions, strict=True):
-            layer.divide_groups(self.expert_group, shard, source)
+        for layer, parallel in zip((self.fc1, self.fc2), shardings, strict=True):
+            layer.shard_groups(self.expert_group, shard, source)
             if parallel is not None:
-                layer.divide_weights(parallel, source)
+                layer.shard_each_weight(parallel, source)
 
     def _exchange(self) -> OwnExperts | ExpertsOfRanks:
         """Where the experts are."""
@@ -265,7 +265,7 @@ class MoE(Float32Buffers):
         return f"top_k={self.top_k}, activation={self._activation}{options}"
 
 
-def _divisions(
+def _shardings(
     group: "torch.distributed.ProcessGroup | str | None", parts: list[int], dispatch: str
 ) -> tuple[Parallel | None, Parallel | None]:
     """How the two weights of an expert are sharded over a tp_group. Raises NotImplementedError for rows that are sent
@@ -281,12 +281,12 @@ def _divisions(
     return first, first.then()
 
 
-def _check_exchange(capacity: int | None, overflow: str, dispatch: str, divided: bool) -> None:
+def _check_exchange(capacity: int | None, overflow: str, dispatch: str, sharded: bool) -> None:
     check_type_or_none("quire.MoE", int, ep_capacity=capacity)
-    if capacity is not None and (capacity < 1 or not divided):
+    if capacity is not None and (capacity < 1 or not sharded):
         raise ValueError(
             f"quire.MoE: ep_capacity must be at least 1, and goes with an ep_group; got {capacity} "
-            f"{'with' if divided else 'without'} one"
+            f"{'with' if sharded else 'without'} one"
         )
     if overflow not in OVERFLOWS:
         raise ValueError(f"quire.MoE: ep_overflow must be 'raise' or 'drop', got {overflow!r}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from quire.checks import check_dense, with_known_options
-from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_division
+from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_placements
 from quire.functional import norm
 from quire.loading.devices import check_device
 from quire.nn.dtype import activation_dtype
@@ -77,7 +77,7 @@ class _Norm(torch.nn.Module):
                 layout = layout_of_tokens(x, self._parameters.items(), f"quire.{self.normalization}", len(sizes))
                 x = layout.take(x)
             elif is_dtensor(self.weight):
-                refuse_division(f"quire.{self.normalization}", "weight", self.weight)
+                refuse_placements(f"quire.{self.normalization}", "weight", self.weight)
             dtype, gradients = activation_dtype(x), None if layout is None else layout.gradients
             check_dense(f"quire.{self.normalization}", x=x)
             if tuple(x.shape[-len(sizes) :]) != sizes:

@@ -264,12 +264,12 @@ class ProductModule(ShardedModule, Float32Buffers):
         if named(self.products[-1], "wgrad_stash") not in vars(self):
             super().register_parameter(name, param)
             return
-        divided, product, parallel = self._division(name, param)
+        sharded, product, parallel = self._new_sharding(name, param)
         super().register_parameter(name, param)
         self._mark_deferred()
         self.place_states()
-        if divided:
-            self.divide(product, parallel)
+        if sharded:
+            self.set_sharding(product, parallel)
 
     def place_states(self) -> None:
         """Moves states to the device of the parameters if these were moved without this module's methods (accelerate

@@ -9,11 +9,11 @@ from quire.distributed.gathering import Gathering
 from quire.distributed.groups import group_size, named_group
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.pieces import PlainPart
-from quire.distributed.placements import divided_over, is_dtensor, local
+from quire.distributed.placements import is_dtensor, local, sharding_of
 from quire.tensor import QuantizedTensor
 
 #: What says where this rank's shard of a tensor is in the whole: its pieces().
-Division = Parallel | ExpertGroup
+Sharding = Parallel | ExpertGroup
 
 
 def named(product: str, what: str) -> str:
@@ -34,7 +34,7 @@ class ShardedModule(torch.nn.Module):
     #: Whether it was made with weights that are this rank's shards.
     has_parts = False
 
-    def divide(self, product: str, parallel: Parallel | None) -> None:
+    def set_sharding(self, product: str, parallel: Parallel | None) -> None:
         """Records how the weight of a matmul is sharded from now on. The parts of the weight get one random stream, the
         one of part 0: all ranks must call it."""
         setattr(self, named(product, "parallel"), parallel)
@@ -54,9 +54,9 @@ class ShardedModule(torch.nn.Module):
         group of another size, NotImplementedError for other groups."""
         size, own = group_size(tp_group), self.of(self.products[0], "parallel")
         if own is not None and not own.group and tp_group is not None:
-            divided = [(product, self.of(product, "parallel").of_group(tp_group)) for product in self.products]
-            for product, parallel in divided:
-                self.divide(product, parallel)
+            sharded = [(product, self.of(product, "parallel").of_group(tp_group)) for product in self.products]
+            for product, parallel in sharded:
+                self.set_sharding(product, parallel)
             return
         if size != 1 and (own is None or named_group(own.group) != tp_group):
             raise NotImplementedError(
@@ -64,7 +64,7 @@ class ShardedModule(torch.nn.Module):
                 f"got a group of {size} ranks. Pass parallel=quire.distributed.Parallel(...) to the constructor"
             )
 
-    def divided_dims(self, mode: str) -> dict[str, int | None]:
+    def sharded_dims(self, mode: str) -> dict[str, int | None]:
         """Parameter -> the dimension along which a "column" or "row" layer shards it over ranks, None: not at all.
         Raises NotImplementedError if the layer cannot be sharded."""
         raise NotImplementedError(
@@ -72,9 +72,9 @@ class ShardedModule(torch.nn.Module):
             "quire.LayerNormLinear or quire.LayerNormMLP"
         )
 
-    def _division(self, name: str, new: torch.Tensor | None) -> tuple[bool, str, Parallel | None]:
+    def _new_sharding(self, name: str, new: torch.Tensor | None) -> tuple[bool, str, Parallel | None]:
         """Whether a new parameter shards its matmul in another way, the matmul, and how. Raises NotImplementedError if
-        the weight was quantized, ValueError for what divided_over() does not know."""
+        the weight was quantized, ValueError for what sharding_of() does not know."""
         old, what = self._parameters.get(name), f"quire.{type(self).__name__}"
         product = next((product for product in self.products if named(product, "weight") == name), None)
         if product is None or new is None or not (is_dtensor(new) or is_dtensor(old)):
@@ -84,7 +84,7 @@ class ShardedModule(torch.nn.Module):
             same = old.device_mesh == new.device_mesh and old.placements == new.placements
             if same or self.of(product, "parallel") is None:
                 return False, "", None
-        before, parallel = self.of(product, "parallel"), divided_over(new, what)
+        before, parallel = self.of(product, "parallel"), sharding_of(new, what)
         if isinstance(old, QuantizedTensor) or isinstance(local(new), QuantizedTensor):
             refuse_quantized(what, str(new.placements) if parallel is None else parallel.text)
         if before is not None and not is_dtensor(old):
@@ -94,7 +94,7 @@ class ShardedModule(torch.nn.Module):
             )
         return True, product, parallel
 
-    def own_parts(self) -> dict[str, Division]:
+    def own_parts(self) -> dict[str, Sharding]:
         """Parameters and buffers that are this rank's shards as plain tensors, by name, and how they are sharded. What
         parallel styles have sharded is not among them: these parameters are DTensors."""
         found = {}

@@ -15,7 +15,7 @@ from quire.distributed.groups import sendable
 from quire.distributed.pieces import PiecesOfTensor, PlainPart
 from quire.loading.devices import HOST, with_values
 from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state
-from quire.nn.sharded_module import Division
+from quire.nn.sharded_module import Sharding
 from quire.recipe import DelayedScaling, Recipe, as_recipe
 from quire.tensor import QuantizedTensor
 
@@ -76,20 +76,20 @@ class TrainingState:
         """The entries "model", "optimizer" (if there is one), "rng" and "delayed" (if the recipe is)."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-        found, divided = {}, divided_parameters(self.model)
+        found, sharded = {}, sharded_parameters(self.model)
         if self.optimizers:
             with _kept_codes(self.model):
                 states = get_optimizer_state_dict(self.model, self.optimizers)
         weights = get_model_state_dict(self.model)
-        if missing := sorted(divided.keys() - weights.keys()):
+        if missing := sorted(sharded.keys() - weights.keys()):
             raise NotImplementedError(
                 f"TrainingState: {missing[0]!r} is this rank's shard of a weight and is parametrized: the state dict "
                 "has it under names that do not say how it is sharded. Remove the parametrization, or shard the layer "
                 "by parallelize_module instead of parallel="
             )
         if self.optimizers:
-            found["optimizer"] = save_optimizer(states, divided, {name: weights[name].shape for name in divided})
-        found["model"] = save_model(weights, divided)
+            found["optimizer"] = save_optimizer(states, sharded, {name: weights[name].shape for name in sharded})
+        found["model"] = save_model(weights, sharded)
         rng, delayed = self._rng(), self._delayed()
         self._check_layers(sorted({*rng, *delayed}))
         found["rng"] = self._agreed_rng(rng)
@@ -243,7 +243,7 @@ def _is_data_parallel(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.parallel.DistributedDataParallel)
 
 
-def divided_parameters(model: torch.nn.Module) -> dict[str, Division]:
+def sharded_parameters(model: torch.nn.Module) -> dict[str, Sharding]:
     """Name in state dicts -> how it is sharded, of each of ProductModule.own_parts()."""
     names, found = names_of_modules(model), {}
     for name, module in model.named_modules():
@@ -252,15 +252,15 @@ def divided_parameters(model: torch.nn.Module) -> dict[str, Division]:
     return found
 
 
-def save_model(state: Mapping[str, object], divided: Mapping[str, Division]) -> dict[str, object]:
+def save_model(state: Mapping[str, object], sharded: Mapping[str, Sharding]) -> dict[str, object]:
     """Of a model's state dict. A quantized weight becomes an entry for each buffer, with its spec in the name:
     "0.weight.mxfp8:nan.rowwise_data". All share memory with the parameters."""
     found = {}
     for name, value in state.items():
         if isinstance(value, QuantizedTensor):
             found |= {key: value.named()[buffer] for buffer, key in _buffer_keys(name, value).items()}
-        elif name in divided:
-            found[name] = divided[name].pieces(_plain(value))
+        elif name in sharded:
+            found[name] = sharded[name].pieces(_plain(value))
         else:
             found[name] = value
     return found
@@ -283,13 +283,13 @@ def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[s
 
 
 def save_optimizer(
-    state: Mapping[str, object], divided: Mapping[str, Division], shapes: Mapping[str, torch.Size]
+    state: Mapping[str, object], sharded: Mapping[str, Sharding], shapes: Mapping[str, torch.Size]
 ) -> dict[str, object]:
     """Of an optimizer's state dict. shapes: of the sharded parameters: what has the same shape is sharded too."""
     each = {
         name: {
-            key: divided[name].pieces(value)
-            if name in divided and isinstance(value, torch.Tensor) and value.shape == shapes[name]
+            key: sharded[name].pieces(value)
+            if name in sharded and isinstance(value, torch.Tensor) and value.shape == shapes[name]
             else value
             for key, value in values.items()
         }

@@ -105,12 +105,12 @@ std::array<op::Result<Int>, 3> stacked_results(const quire::QuantSpec& spec, con
   return r;
 }
 
-/// What operators keep of the rows of x: the first where offsets say how they are divided, the second where they are
+/// What operators keep of the rows of x: the first where there are offsets, the second where they are
 /// one group.
 template <class Int>
 std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
-                                            bool divided, quire::Direction direction, bool wanted) {
-  return divided ? grouped_results<Int>(spec, sizes, direction, wanted)
+                                            bool has_offsets, quire::Direction direction, bool wanted) {
+  return has_offsets ? grouped_results<Int>(spec, sizes, direction, wanted)
                  : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
 }
 

@@ -262,18 +262,18 @@ DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& sp
   const std::array<TokenAxis, 3> axes = token_axes(spec, direction);
   const bool own_scales = has_own_scales(spec, given_scale);
   const auto travels = [&](size_t i) { return axes[i].axis >= 0 || (own_scales && i == 1); };
-  std::vector<at::Tensor> divided;
+  std::vector<at::Tensor> sent;
   for (size_t i = 0; i < part.size(); ++i)
-    if (travels(i)) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
-  agree_before(divided.back());                                            // the smallest
-  const bool one_by_one = host_gathers(divided[0], group);
+    if (travels(i)) sent.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
+  agree_before(sent.back());                                            // the smallest
+  const bool one_by_one = host_gathers(sent[0], group);
   std::vector<at::Tensor> gathered;
-  if (!one_by_one) gathered = all_gather(divided, group);
+  if (!one_by_one) gathered = all_gather(sent, group);
   DirectionBuffers whole = part;
   for (size_t i = 0, next = 0; i < whole.size(); ++i) {
     if (!travels(i)) continue;
     const size_t k = next++;
-    const at::Tensor bytes = one_by_one ? gather(divided[k], group) : wait(gathered[k], "all_gather", group);
+    const at::Tensor bytes = one_by_one ? gather(sent[k], group) : wait(gathered[k], "all_gather", group);
     const at::Tensor there = bytes.view(part[i].scalar_type());
     // All are equal, or NaN, which is the largest.
     whole[i] = axes[i].axis >= 0 ? along(there, part[i], axes[i].axis, group) : there.amax(0, /*keepdim=*/true);
