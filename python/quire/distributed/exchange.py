@@ -50,12 +50,12 @@ class Matmul(Protocol):
 class Exchange:
     """That of a layer in one process, which exchanges nothing. The others:
 
-    | exchange | a rank has | forward gathers, and reduces | backward gathers, and reduces |
+    | exchange | a rank has | forward | backward |
     |---|---|---|---|
-    | TensorParallel "column" | rows of w | x if tokens are sharded | dy never; dx is summed |
-    | TensorParallel "row" | columns of w | y is summed | dy if tokens are sharded |
-    | Exact | as TensorParallel | x, w and bias; no sums | dy, dw, dbias by slices; no sums |
-    | ShardedRows | rows of w, and its own tokens | w | w; dw is averaged |
+    | TensorParallel "column" | rows of w | gathers x if tokens are sharded | gathers x for dw likewise; sums dx |
+    | TensorParallel "row" | columns of w | sums y | gathers dy if tokens are sharded |
+    | Exact | as TensorParallel | gathers x, w and bias | gathers dy; cuts dx, dw and dbias |
+    | ShardedRows | rows of w, and its own tokens | gathers w | gathers w for dx; averages dw |
 
     Where tokens are sharded, each sum is scattered over the tokens.
     """

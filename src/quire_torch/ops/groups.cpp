@@ -184,8 +184,9 @@ void GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
   const size_t first = quire::first_buffer(direction);
   const bool has_offsets = groups_.ends.data != nullptr;
   const auto of_all =
-      has_offsets ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
-              : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
+      has_offsets
+          ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
+          : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);
     buffers_[first + i] =

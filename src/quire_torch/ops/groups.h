@@ -111,7 +111,7 @@ template <class Int>
 std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
                                             bool has_offsets, quire::Direction direction, bool wanted) {
   return has_offsets ? grouped_results<Int>(spec, sizes, direction, wanted)
-                 : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
+                     : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
 }
 
 /// Flat buffers of one direction of groups, and the elements they have room for.
