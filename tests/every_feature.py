@@ -10,6 +10,7 @@ from torch import distributed
 import quire
 from every_recipe import STATIC
 from quire.distributed import Parallel
+from steps import call
 
 
 def _converted(**options):
@@ -28,31 +29,6 @@ LAYERS = {
     "MoE": lambda **o: quire.MoE(64, 96, 4, 2, expert_bias=True, shared_ffn_hidden_size=32, **o),
     "converted": _converted,
 }
-
-
-def call(layer, x, **options):
-    """y of x [*, 64]; of groups the first has one row and the last the rest."""
-    if not isinstance(layer, quire.GroupedLinear):
-        return layer(x, **options)
-    rows = x.shape[0]
-    return layer(x, [1, *[0] * (layer.num_gemms - 2), rows - 1], **options)
-
-
-def train(layer, recipe, steps=3, function=call):
-    """Of each step y, the gradient of x, and of every parameter."""
-    results = []
-    for index in range(steps):
-        generator = torch.Generator().manual_seed(index)
-        x = (torch.randn(24, 64, generator=generator) * 4.0**index).requires_grad_()
-        layer.zero_grad()
-        with quire.autocast(recipe is not None, recipe=recipe):
-            y = function(layer, x)
-        y.backward(torch.randn(y.shape, generator=generator))
-        for module in layer.modules():
-            if getattr(module, "delay_wgrad_compute", False):
-                module.backward_dw()
-        results += [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
-    return results
 
 
 def _as_it_is(layer):

@@ -23,7 +23,7 @@ from every_feature import Feature, Model, together
 from every_recipe import some
 from processes import in_child
 from ranks import rank_of
-from steps import same
+from steps import same, step
 
 
 @dataclass(frozen=True)
@@ -319,22 +319,17 @@ def inputs(index, rows, device):
     return (torch.randn(rows, 64, generator=generator, **PLAIN) * 4.0**index).to(device), generator
 
 
-def train(model, setting, steps, *, function=None, backward=contextlib.nullcontext):
+def train_in(model, setting, steps, *, function=None, backward=contextlib.nullcontext):
     """Of each step, (index, rows, options), y, the gradient of x, and of every parameter; at last what went into
     main_grad."""
     results = []
     for index, rows, options in steps:
         x, generator = inputs(index, rows, setting.device)
-        x.requires_grad_()
-        model.zero_grad()
-        with setting.autocast():
-            y = (model if function is None else function)(x, **options)
-        with backward():
-            y.backward(torch.randn(y.shape, generator=generator, **PLAIN).to(setting.device))
-        for module in model.modules():
-            if getattr(module, "delay_wgrad_compute", False):
-                module.backward_dw()
-        results += [y.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
+
+        def dy(y, generator=generator):
+            return torch.randn(y.shape, generator=generator, **PLAIN).to(setting.device)
+
+        results += step(model, x, setting.recipe, function=function, dy=dy, backward=backward, **options)
     return results + [p.main_grad for p in model.parameters() if hasattr(p, "main_grad")]
 
 
@@ -418,7 +413,7 @@ def check(feature: Feature, way: Way, setting: Setting, compare: Callable) -> No
     steps = [(index, rows, feature.calls[index if way.trains else 0]) for index, rows in enumerate(sizes)]
     for each in (eager, model):
         feature.ready(each)
-        train(each, setting, steps[: way.after])
+        train_in(each, setting, steps[: way.after])
     function = way.wrap(model, setting)
     if not way.trains:
         reference = within(torch.enable_grad, feature.ready)(eager, setting)
@@ -426,8 +421,8 @@ def check(feature: Feature, way: Way, setting: Setting, compare: Callable) -> No
     trained = function if isinstance(function, torch.nn.Module) else model
     for each in (eager, trained):
         feature.ready(each)
-    expected = train(eager, setting, steps[way.after :])
-    found = train(
+    expected = train_in(eager, setting, steps[way.after :])
+    found = train_in(
         trained, setting, steps[way.after :], function=function, backward=functools.partial(way.backward, setting)
     )
     return compare(found, expected)
@@ -499,6 +494,6 @@ def trained_under(made: Feature, recipe, default: str) -> tuple[list, list]:
             model.load_state_dict({name: value.clone() for name, value in states[0].items()})
             quire.set_rng_state(model, states[1])
             made.ready(model)
-            found = train(model, setting(recipe), steps)
+            found = train_in(model, setting(recipe), steps)
         made.ready(reference)
-        return found, train(reference, setting(recipe), steps)
+        return found, train_in(reference, setting(recipe), steps)

@@ -1,7 +1,8 @@
-"""How results of tests are compared: bit for bit, and a layer with the product of its codes; and a model of
-torch.nn.Linear layers to convert."""
+"""Steps of training, and how their results are compared: bit for bit, and a layer with the product of its codes; and
+a model of torch.nn.Linear layers to convert."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -89,6 +90,55 @@ class Block(torch.nn.Module):
 def blocks(count=2, **options):
     torch.manual_seed(3)
     return torch.nn.Sequential(*(Block(**options) for _ in range(count)))
+
+
+def call(layer, x, **options):
+    """y of x [*, 64]; of groups the first has one row and the last the rest."""
+    if not isinstance(layer, quire.GroupedLinear):
+        return layer(x, **options)
+    rows = x.shape[0]
+    return layer(x, [1, *[0] * (layer.num_gemms - 2), rows - 1], **options)
+
+
+def _dy(y):
+    return torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y)
+
+
+def step(
+    layer, x, recipe, *, function=None, dy=_dy, dx=True, backward=contextlib.nullcontext, backward_dw=True, **options
+):
+    """One step of training: y, the gradient of x unless dx is False, and that of every parameter.
+
+    function: what is called, if not the layer. dy(y): the gradient of y. backward(): what the backward pass runs
+    within. backward_dw: whether layers that delay the gradients of their weights compute them too. options: of the
+    call.
+    """
+    layer.zero_grad()
+    x = x.detach().requires_grad_(dx)
+    with quire.autocast(recipe is not None, recipe=recipe):
+        y = (layer if function is None else function)(x, **options)
+    with backward():
+        y.backward(dy(y))
+    for module in layer.modules():
+        if backward_dw and getattr(module, "delay_wgrad_compute", False):
+            module.backward_dw()
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+def train(layer, recipe, steps=3, function=call):
+    """The results of some steps, with inputs [24, 64] that grow. function: called with the layer and x."""
+    results = []
+    for index in range(steps):
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(24, 64, generator=generator) * 4.0**index
+        results += step(
+            layer,
+            x,
+            recipe,
+            function=functools.partial(function, layer),
+            dy=lambda y, generator=generator: torch.randn(y.shape, generator=generator),
+        )
+    return results
 
 
 def decoded(t: torch.Tensor, spec: object, scale: torch.Tensor | None = None) -> torch.Tensor:

@@ -26,7 +26,7 @@ ON_CHIP = {
 TOKENS, INPUTS, OUTPUTS = 128, 256, 128
 
 
-def step(module, x, dy, recipe):
+def step_of_linear(module, x, dy, recipe):
     """y, dx, and the gradients of the weight (in main_grad) and of the bias."""
     x = x.detach().requires_grad_()
     module.bias.grad = None
@@ -59,14 +59,14 @@ def check(name, recipe):
     inputs = [t.to(testdevice.NAME) for t in values(0)]
     testdevice.counts()
     with testdevice.Launches() as launches:
-        got = step(there, *inputs, recipe)
+        got = step_of_linear(there, *inputs, recipe)
     assert testdevice.waits() == {}, f"{name} waits"
     assert launches.names.count("cublaslt") == 3, f"{name}: {launches.names}"
-    assert_near(got, step(cpu, *values(0), recipe), name)
+    assert_near(got, step_of_linear(cpu, *values(0), recipe), name)
     if isinstance(recipe, recipes.DelayedScaling):
         return  # its state moves on at the end of an autocast, which is no launch
     with testdevice.Graph() as graph:
-        got = step(there, *inputs, recipe)
+        got = step_of_linear(there, *inputs, recipe)
     for number in (1, 2, 3):
         for ours, new in zip(inputs, values(number), strict=True):
             ours.copy_(new)
@@ -75,7 +75,7 @@ def check(name, recipe):
         graph.replay()
         # Replays round stochastically in their own way, which y does not depend on.
         compared = 1 if name == "nvfp4" else 4
-        assert_near(got[:compared], step(cpu, *values(number), recipe)[:compared], f"{name}, replay {number}")
+        assert_near(got[:compared], step_of_linear(cpu, *values(number), recipe)[:compared], f"{name}, replay {number}")
 
 
 def main():

@@ -5,7 +5,7 @@ import torch
 
 import quire
 from device import device as testdevice
-from device.twins import Inputs, assert_same, device_of, reference, step, stream_of, twins
+from device.twins import Inputs, assert_same, device_of, reference, stream_of, twin_step, twins
 from every_recipe import ALL
 
 #: Modules without groups, whose kernels tell a device's observer of one tensor each.
@@ -16,7 +16,7 @@ PLACES = ["default", "side", "other"]
 def counted(module, inputs, recipe):
     """A step, and what was counted in it."""
     with quire.debug.statistics() as counts:
-        results = step(module, inputs, recipe)
+        results = twin_step(module, inputs, recipe)
     return results, counts
 
 
@@ -46,9 +46,9 @@ def test_statistics_of_a_device_are_those_of_the_cpu_and_change_no_bit(name, rec
 def test_a_captured_step_is_not_counted_and_stays_whole():
     _, there = twins("LayerNormLinear", testdevice.NAME)
     inputs = Inputs("LayerNormLinear", testdevice.NAME)
-    expected = step(there, inputs, ALL["mxfp8"])
+    expected = twin_step(there, inputs, ALL["mxfp8"])
     with quire.debug.statistics() as counts, testdevice.Graph() as graph:
-        got = step(there, inputs, ALL["mxfp8"])
+        got = twin_step(there, inputs, ALL["mxfp8"])
     graph.replay()
     assert counts == []
     assert_same(got, expected)
@@ -60,7 +60,7 @@ def test_operands_of_a_device_are_those_of_the_cpu(recipe):
     pairs = []
     for module, device in ((cpu, "cpu"), (there, testdevice.NAME)):
         with quire.debug.operands() as records:
-            step(module, Inputs("LayerNormLinear", device), recipe)
+            twin_step(module, Inputs("LayerNormLinear", device), recipe)
         pairs.append(records)
     assert [one.role for one in pairs[0]] == [one.role for one in pairs[1]] != []
     for a, b in zip(*pairs, strict=True):

@@ -7,7 +7,7 @@ import torch
 
 import quire
 from device import device as testdevice
-from device.twins import MODULES, Inputs, assert_same, device_of, reference, step, stream_of, twins
+from device.twins import MODULES, Inputs, assert_same, device_of, reference, stream_of, twin_step, twins
 from every_recipe import ALL
 from quire import recipe as recipes
 
@@ -55,7 +55,7 @@ def check(name, place, recipe, *, steps=2, options=None, calls=({},), after=lamb
         synchronize()
         testdevice.counts()
         with stream_of(place):
-            got = [step(there, ours, recipe, **call) for call in calls][-1] + [after(there)]
+            got = [twin_step(there, ours, recipe, **call) for call in calls][-1] + [after(there)]
             assert testdevice.waits() == {}
             expected = [reference(cpu, theirs, recipe, **call) for call in calls][-1] + [after(cpu)]
             assert_same(got, expected)
@@ -117,7 +117,7 @@ def test_a_stacked_weight_is_one_matrix_and_no_list_of_the_host(recipe):
         options = {"single_grouped_weight": stacked, "single_grouped_bias": stacked}
         cpu, there = twins("GroupedLinear", testdevice.NAME, **options)
         testdevice.lists()
-        got = step(there, Inputs("GroupedLinear", testdevice.NAME), recipe)
+        got = twin_step(there, Inputs("GroupedLinear", testdevice.NAME), recipe)
         lists[stacked] = testdevice.lists()
         assert_same(got, reference(cpu, Inputs("GroupedLinear"), recipe))
     assert lists[True] == 0 < lists[False]
@@ -150,7 +150,7 @@ def test_plain_products_are_pytorchs_on_the_device_and_stream_of_the_call(place,
     with stream_of(place):
         stream = torch.accelerator.current_stream(device_of(place)).stream_id
         with testdevice.Launches() as launches:
-            got = step(there, ours, recipe)
+            got = twin_step(there, ours, recipe)
         assert testdevice.waits() == {}
     ran = dict(zip(launches.names, launches.streams, strict=True))
     assert ran["aten::mm.out"] == f"{device_of(place).index}/{stream}" and "matmul" not in ran
@@ -224,10 +224,10 @@ def test_stale_codes_of_a_weight_are_reported_when_the_host_waits():
 def test_a_captured_step_is_replayed_on_new_inputs_and_group_sizes(name, recipe):
     cpu, there = twins(name, testdevice.NAME)
     ours, theirs = Inputs(name, testdevice.NAME), Inputs(name)
-    step(there, ours, recipe)  # allocates what a first step allocates
+    twin_step(there, ours, recipe)  # allocates what a first step allocates
     reference(cpu, theirs, recipe)
     with testdevice.Graph() as graph:
-        got = step(there, ours, recipe)
+        got = twin_step(there, ours, recipe)
     for number in (1, 2, 3):
         ours.set(number)
         theirs.set(number)
@@ -238,10 +238,10 @@ def test_a_captured_step_is_replayed_on_new_inputs_and_group_sizes(name, recipe)
 def test_a_replayed_step_that_saw_nothing_keeps_the_scale_of_the_last_replay():
     cpu, there = twins("Linear", testdevice.NAME)
     ours, theirs = Inputs("Linear", testdevice.NAME), Inputs("Linear")
-    step(there, ours, ALL["delayed"])
+    twin_step(there, ours, ALL["delayed"])
     reference(cpu, theirs, ALL["delayed"])
     with testdevice.Graph() as graph:
-        got = step(there, ours, ALL["delayed"])
+        got = twin_step(there, ours, ALL["delayed"])
     for factor in (8, torch.inf, 1, 0, 1, 1):  # amaxes that are not finite, or 0, leave scales as they are
         for inputs in (ours, theirs):
             inputs.set(1)
@@ -255,10 +255,10 @@ def test_kept_codes_serve_a_captured_step(name):
     recipe = ALL["nvfp4"]
     cpu, there = twins(name, testdevice.NAME)
     ours, theirs = Inputs(name, testdevice.NAME), Inputs(name)
-    step(there, ours, recipe, is_first_microbatch=True)
+    twin_step(there, ours, recipe, is_first_microbatch=True)
     reference(cpu, theirs, recipe, is_first_microbatch=True)
     with testdevice.Graph() as graph:
-        got = step(there, ours, recipe, is_first_microbatch=False)
+        got = twin_step(there, ours, recipe, is_first_microbatch=False)
     for number in (1, 2, 3):
         ours.set(number)
         theirs.set(number)
@@ -298,5 +298,5 @@ def test_compiled_autograd_gives_the_bits_of_the_cpu(recipe):
     cpu, there = twins("Linear", testdevice.NAME)
     ours = Inputs("Linear", testdevice.NAME)
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        got = step(there, ours, recipe)
+        got = twin_step(there, ours, recipe)
     assert_same(got, reference(cpu, Inputs("Linear"), recipe))

@@ -8,6 +8,7 @@ import torch
 
 import quire
 from device import device as testdevice
+from steps import step
 
 TOKENS = 64
 #: Module and size of its result.
@@ -51,14 +52,17 @@ def twins(name, device, prepare=lambda module: module, **options):
     return prepare(module), prepare(copy.deepcopy(module).to(device))
 
 
-def step(module, inputs, recipe, **options):
+def twin_step(module, inputs, recipe, **options):
     """y, dx, and the gradients of parameters."""
-    module.zero_grad()
-    x = inputs.x.detach().requires_grad_()
-    with quire.autocast(recipe is not None, recipe=recipe):
-        y = module(x, *inputs.extra(), **options)
-    y.backward(inputs.dy)
-    return [y.detach(), x.grad, *(getattr(p, "main_grad", p.grad) for p in module.parameters())]
+    y, dx, *_ = step(
+        module,
+        inputs.x,
+        recipe,
+        function=lambda x: module(x, *inputs.extra(), **options),
+        dy=lambda y: inputs.dy,
+        backward_dw=False,
+    )
+    return [y, dx, *(getattr(p, "main_grad", p.grad) for p in module.parameters())]
 
 
 # A thread of its own: entering an autocast of delayed scaling ends the step of all modules that ran in the thread.
@@ -67,7 +71,7 @@ _REFERENCE = ThreadPoolExecutor(1)
 
 def reference(*arguments, **options):
     """step() of the module on the CPU."""
-    return _REFERENCE.submit(step, *arguments, **options).result()
+    return _REFERENCE.submit(twin_step, *arguments, **options).result()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import torch
 
 import processes
 import quire
+import steps
 from every_recipe import DEFAULTS, VARIANTS, params
 from quire.golden import cases
 from quire.golden.comparison import VECTORS
@@ -105,16 +106,11 @@ def step():
     """
 
     def run(layer, x, recipe, function=None, enclose=False):
-        layer.zero_grad()
-        x = x.detach().requires_grad_(x.requires_grad)
         layer.sr_state[1] = 0
-        with quire.autocast(recipe is not None, recipe=recipe):
-            y = (layer if function is None else function)(x)
-        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y)
-        with quire.autocast(recipe is not None and enclose, recipe=recipe):
-            y.backward(dy)
+        backward = functools.partial(quire.autocast, recipe is not None and enclose, recipe=recipe)
+        y, dx, *_ = steps.step(layer, x, recipe, function=function, dx=x.requires_grad, backward=backward)
         bias = layer.bias.grad if layer.bias is not None else None
-        results = (y.detach(), x.grad, layer.weight.grad, bias)
+        results = (y, dx, layer.weight.grad, bias)
         return Step(*(None if result is None else result.cpu() for result in results))
 
     return run

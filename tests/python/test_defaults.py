@@ -7,7 +7,7 @@ import quire
 from defaults import DEFAULTS, in_turn
 from every_feature import FEATURES
 from every_recipe import IN_ANY_PRECISION, STATIC, TABLE
-from every_way import PLAIN, STEPS, allowed_under, setting, train, trained_under
+from every_way import PLAIN, STEPS, allowed_under, setting, train_in, trained_under
 from pairwise import pairwise
 from steps import same
 
@@ -33,7 +33,7 @@ def test_a_layer_with_any_recipe_has_the_bits_it_has_without_the_default(name, d
             assert layer.input_scale.dtype == torch.float32 and not layer.input_scale.is_meta
             layer.load_state_dict(layer.state_dict() | {"input_scale": torch.tensor([0.0123456], **PLAIN)})
             assert layer.input_scale.item() == torch.tensor(0.0123456, **PLAIN).item()
-        return train(layer, setting(recipe), [(i, 24, {}) for i in range(STEPS)])
+        return train_in(layer, setting(recipe), [(i, 24, {}) for i in range(STEPS)])
 
     with DEFAULTS[default]():
         found = run()

@@ -39,7 +39,7 @@ def model(seed):
     return torch.nn.Sequential(quire.Linear(48, 80), torch.nn.GELU(), quire.Linear(80, 33))
 
 
-def train(layers, recipe, seed):
+def training(layers, recipe, seed):
     """Parameters, gradient of x and random state after some steps; each thread has its own of all of these."""
 
     def run():
@@ -104,7 +104,7 @@ def test_threads_with_modules_of_their_own(recipes, all_equal):
     recipes[-2:] = [quire.recipe.DelayedScaling(amax_history_len=3)] * 2
 
     def tasks():
-        return [train(model(seed=i), recipe, seed=i) for i, recipe in enumerate(recipes)]
+        return [training(model(seed=i), recipe, seed=i) for i, recipe in enumerate(recipes)]
 
     all_equal(at_the_same_time(tasks()), [task() for task in tasks()])
 

@@ -45,7 +45,7 @@ def dispatched(device):
     library._destroy()
 
 
-def step(call, x):
+def value_and_gradient(call, x):
     x = x.detach().requires_grad_()
     y = call(x)
     return y, torch.autograd.grad(y, x, torch.ones_like(y))[0]
@@ -54,8 +54,8 @@ def step(call, x):
 @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
 @every_call
 def test_inner_operators_are_called_past_the_dispatcher(device, x, dispatched, call, inner):
-    expected = step(call, x.cpu()) if device.type != "cpu" else None
-    got = step(call, x)
+    expected = value_and_gradient(call, x.cpu()) if device.type != "cpu" else None
+    got = value_and_gradient(call, x)
     with torch.no_grad():
         assert torch.equal(call(x).cpu(), got[0].cpu())
     assert dispatched == []
@@ -66,27 +66,27 @@ def test_inner_operators_are_called_past_the_dispatcher(device, x, dispatched, c
 @every_call
 def test_a_mode_sees_inner_operators(device, x, call, inner):
     with Operators() as mode:
-        step(call, x)
+        value_and_gradient(call, x)
     assert all(f"quire.{name}.default" in mode.seen for name in inner)
 
 
 @every_call
 def test_a_profiler_sees_inner_operators(device, x, call, inner):
     with torch.profiler.profile() as profile:
-        step(call, x)
+        value_and_gradient(call, x)
     assert {f"quire::{name}" for name in inner} <= {event.key for event in profile.key_averages()}
 
 
 @every_call
 def test_a_tracer_records_inner_operators(device, x, call, inner):
-    code = make_fx(lambda t: step(call, t)[1])(x).code
+    code = make_fx(lambda t: value_and_gradient(call, t)[1])(x).code
     assert all(f"quire.{name}.default" in code for name in inner)
 
 
 @every_call
 def test_fake_tensors_run_no_kernel(device, x, call, inner):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        y, dx = step(call, mode.from_tensor(x))
+        y, dx = value_and_gradient(call, mode.from_tensor(x))
     assert y.shape == dx.shape[:1] + y.shape[1:] and y.device.type == dx.device.type == device.type
     assert isinstance(y, torch._subclasses.FakeTensor) and isinstance(dx, torch._subclasses.FakeTensor)
 
@@ -94,7 +94,7 @@ def test_fake_tensors_run_no_kernel(device, x, call, inner):
 @every_call
 def test_transforms_give_the_gradient_of_the_tape(device, x, call, inner):
     dx = torch.func.grad(lambda t: call(t).sum())(x)
-    assert torch.equal(dx.cpu(), step(call, x)[1].cpu())
+    assert torch.equal(dx.cpu(), value_and_gradient(call, x)[1].cpu())
 
 
 @every_call
@@ -105,7 +105,7 @@ def test_forward_mode_is_refused(device, x, call, inner):
 
 @every_call
 def test_under_autocast_the_bits_are_the_same(device, x, call, inner):
-    expected = step(call, x)
+    expected = value_and_gradient(call, x)
     with torch.autocast(device.type, torch.bfloat16):
-        got = step(call, x)
+        got = value_and_gradient(call, x)
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(got, expected, strict=True))

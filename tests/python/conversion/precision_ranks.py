@@ -13,7 +13,7 @@ RECIPE = STATIC["static_nvfp4"]
 BIAS = 1.0 + torch.arange(4) * 2**-20  # of 21 bits
 
 
-def make():
+def make_mixture():
     torch.manual_seed(0)
     model = torch.nn.Sequential(quire.MoE(64, 96, 4, 2, expert_bias=True, recipe=RECIPE))
     model[0].expert_bias.copy_(BIAS)
@@ -40,7 +40,7 @@ def check_same(model, expected):
 
 
 def fully_sharded(rank):
-    model = make()
+    model = make_mixture()
     expected = buffers(model)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.bfloat16)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)), mp_policy=policy)
@@ -53,12 +53,15 @@ def fully_sharded(rank):
 def _old(**options):
     with warnings.catch_warnings(action="ignore"):
         return FullyShardedDataParallel(
-            make(), device_id=torch.device("cpu"), mixed_precision=MixedPrecision(**options), use_orig_params=True
+            make_mixture(),
+            device_id=torch.device("cpu"),
+            mixed_precision=MixedPrecision(**options),
+            use_orig_params=True,
         )
 
 
 def old_fsdp(rank):
-    expected = buffers(make())
+    expected = buffers(make_mixture())
     for options in ({}, {"buffer_dtype": torch.float32}):
         model = _old(param_dtype=torch.bfloat16, **options)
         run(model, torch.bfloat16)

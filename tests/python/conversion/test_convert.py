@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import quire
-from every_feature import LAYERS, call
+from every_feature import LAYERS
 from quire import recipe as recipes
 from quire.tensor.writes import SAME_LAYERS
-from steps import assert_of_codes, blocks
+from steps import assert_of_codes, blocks, call
 
 pytestmark = pytest.mark.any_device
 

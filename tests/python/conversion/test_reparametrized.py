@@ -13,8 +13,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing._internal.two_tensor import TwoTensor
 
 import quire
-from every_feature import LAYERS, call
+from every_feature import LAYERS
 from ranks import rank_of
+from steps import call
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated", "ignore:.*stay in high precision")
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import quire
-from every_feature import LAYERS, call
+from every_feature import LAYERS
 from every_recipe import ALL, STATIC
 from python.conversion import precision_ranks
 from quire import moe
+from steps import call
 
 RECIPE = STATIC["static_nvfp4"]
 

@@ -21,7 +21,7 @@ def snapshot(model):
     return [tensor.clone() for tensor in kept if tensor is not None]
 
 
-def train(model, function, tokens=(8, 8, 8, 8, 8), around=quire.autocast, optimizer=True):
+def train_with_changes(model, function, tokens=(8, 8, 8, 8, 8), around=quire.autocast, optimizer=True):
     """Steps of `function` with backward inside `around`; results, gradients and states after every one of them."""
     out = []
     for step, m in enumerate(tokens):

@@ -26,7 +26,7 @@ def make_layer():
     return quire.Linear(16, 32)
 
 
-def train(rank, recipe, collected_by, *, group=None, wrap=None, inside=False):
+def compare_scales(rank, recipe, collected_by, *, group=None, wrap=None, inside=False):
     """Trains, and compares every scale with a model that sees the data of the ranks in collected_by. inside: autocast
     is in a compiled function."""
     layer, model = make_layer(), Layer()
@@ -79,7 +79,7 @@ def run(layer, recipe):
 def garbage(rank, recipe):
     gc.disable()
     leave_in_a_cycle(rank, recipe)
-    train(rank, recipe, collected_by=range(WORLD))  # a layer made after it
+    compare_scales(rank, recipe, collected_by=range(WORLD))  # a layer made after it
     layer = make_layer()
     leave_in_a_cycle(rank, recipe)
     for _ in range(3):  # a layer made before it
@@ -90,21 +90,23 @@ def garbage(rank, recipe):
 
 
 def uses_the_scales_of_the_largest_amax(rank):
-    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD))
-    train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank])
+    compare_scales(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD))
+    compare_scales(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank])
     alone = [dist.new_group([other]) for other in range(WORLD)][rank]
-    train(rank, DelayedScaling(**OPTIONS), collected_by=[rank], group=alone)
+    compare_scales(rank, DelayedScaling(**OPTIONS), collected_by=[rank], group=alone)
 
     def parallel(layer):
         wrapped = torch.nn.parallel.DistributedDataParallel(layer, broadcast_buffers=True)
         assert not any("delayed" in name for name, _ in wrapped.named_buffers())
         return wrapped
 
-    train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], wrap=parallel)
-    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), wrap=parallel)
-    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), wrap=compiled)
-    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), inside=True)
-    train(rank, DelayedScaling(**OPTIONS), collected_by=[rank], group=alone, inside=True)
-    train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], inside=True)
-    train(rank, DelayedScaling(**OPTIONS, scaling_factor_compute_algo=divided), collected_by=range(WORLD), inside=True)
+    compare_scales(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], wrap=parallel)
+    compare_scales(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), wrap=parallel)
+    compare_scales(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), wrap=compiled)
+    compare_scales(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), inside=True)
+    compare_scales(rank, DelayedScaling(**OPTIONS), collected_by=[rank], group=alone, inside=True)
+    compare_scales(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], inside=True)
+    compare_scales(
+        rank, DelayedScaling(**OPTIONS, scaling_factor_compute_algo=divided), collected_by=range(WORLD), inside=True
+    )
     garbage(rank, DelayedScaling(**OPTIONS))

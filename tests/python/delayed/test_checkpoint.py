@@ -14,12 +14,12 @@ from every_recipe import DEFAULTS, DELAYED, VARIANTS, each, some
 pytestmark = pytest.mark.any_device
 
 
-def make():
+def make_model():
     torch.manual_seed(1)
     return torch.nn.Sequential(quire.Linear(64, 64), torch.nn.GELU(), quire.Linear(64, 64))
 
 
-def train(model, recipe, call, interleave, growth=100.0):
+def gradients_of_steps(model, recipe, call, interleave, growth=100.0):
     """Steps whose inputs grow by that factor; backward runs outside of autocast, and with `interleave` after the next
     forward pass. Returns the gradients."""
     found, pending = [], []
@@ -40,8 +40,10 @@ def train(model, recipe, call, interleave, growth=100.0):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("interleave", [0, 1])
 def test_gradients_are_those_without_a_checkpoint(recipe, reentrant, interleave):
-    expected = train(make(), recipe, lambda model, x: model(x), interleave)
-    got = train(make(), recipe, lambda model, x: quire.checkpoint(model, x, use_reentrant=reentrant), interleave)
+    expected = gradients_of_steps(make_model(), recipe, lambda model, x: model(x), interleave)
+    got = gradients_of_steps(
+        make_model(), recipe, lambda model, x: quire.checkpoint(model, x, use_reentrant=reentrant), interleave
+    )
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
@@ -52,8 +54,8 @@ def test_a_checkpoint_within_a_checkpoint_has_the_scales_of_its_forward_pass(gro
 
     results = []
     for call in (lambda model, x: model(x), nested):
-        model = make()
-        found = train(model, DELAYED, call, 1, growth)
+        model = make_model()
+        found = gradients_of_steps(model, DELAYED, call, 1, growth)
         results.append([*found, *(model[i].delayed.fwd_amax for i in (0, 2))])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -66,10 +68,12 @@ def test_keywords_of_the_function_are_not_refused(reentrant):
         )
 
     recipe = DEFAULTS["mxfp8"]
-    expected = train(make(), recipe, lambda model, x: model(x) * 2, 0)
-    assert all(torch.equal(a, b) for a, b in zip(train(make(), recipe, call, 0), expected, strict=True))
+    expected = gradients_of_steps(make_model(), recipe, lambda model, x: model(x) * 2, 0)
+    assert all(
+        torch.equal(a, b) for a, b in zip(gradients_of_steps(make_model(), recipe, call, 0), expected, strict=True)
+    )
     with pytest.raises(ValueError, match="context_fn"):
-        quire.checkpoint(make(), torch.ones(1, 64), use_reentrant=True, context_fn=list)
+        quire.checkpoint(make_model(), torch.ones(1, 64), use_reentrant=True, context_fn=list)
 
 
 def test_a_recomputed_output_adds_nothing_to_a_later_step():
@@ -85,10 +89,10 @@ def test_a_recomputed_output_adds_nothing_to_a_later_step():
 
 @each(some("mxfp8", "nvfp4", "delayed"))
 def test_it_compiles(recipe, compiler):
-    expected = train(make(), recipe, lambda model, x: model(x), 0)
+    expected = gradients_of_steps(make_model(), recipe, lambda model, x: model(x), 0)
     function = compiler(lambda model, x: quire.checkpoint(model, x))
     # aot_eager and GELU: the operators around ours are eager's own.
-    got = train(make(), recipe, function, 0)
+    got = gradients_of_steps(make_model(), recipe, function, 0)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
@@ -139,7 +143,7 @@ def active(options):
 
 
 def forward(way, first, model=None):
-    model = make() if model is None else model
+    model = make_model() if model is None else model
     x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
     recipe = ACTIVE[first]
     with active(None if recipe is None else {"recipe": recipe}):
@@ -167,7 +171,7 @@ IN_THREADS = [
 def test_pytorchs_checkpoint_within_the_same_autocast_gives_the_gradients_without_it(way, recipe):
     results = []
     for call in (lambda model, x: model(x), way):
-        model = make()
+        model = make_model()
         x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
         with quire.autocast(recipe=recipe, enabled=recipe is not None):
             call(model, x).sum().backward()
@@ -178,12 +182,12 @@ def test_pytorchs_checkpoint_within_the_same_autocast_gives_the_gradients_withou
 @pytest.mark.parametrize("way", [REENTRANT, OTHER], ids=["reentrant", "not reentrant"])
 def test_what_no_layer_would_notice_is_recomputed(way):
     """Other modules than quire's; layers that have an autocast of their own; one that is the same to these layers."""
-    own = quire.convert(make(), "mxfp8", min_features=1)
+    own = quire.convert(make_model(), "mxfp8", min_features=1)
 
     def within(model, x):
         return way(lambda x: quire.autocast(recipe="mxfp8")(model)(x), x)
 
-    cases = [(torch.nn.Linear(64, 64), way, "nvfp4", None), (make(), within, None, {"enabled": False})]
+    cases = [(torch.nn.Linear(64, 64), way, "nvfp4", None), (make_model(), within, None, {"enabled": False})]
     cases += [(own, way, None, {"recipe": "mxfp8"}), (own, way, "mxfp8", None)]
     for model, call, first, then in cases:
         _, x, y = forward(call, first, model)
@@ -200,7 +204,7 @@ def test_whoever_asks_for_the_recipe_is_not_recomputed_under_another_one(way, wh
     def asking(x):
         return (x * (1.0 if quire.active_recipe() is None else 2.0)).square()
 
-    compiled = torch.compile(make(), backend="aot_eager")
+    compiled = torch.compile(make_model(), backend="aot_eager")
     function = {"a function": asking, "compiled": compiled}[what]
     _, x, y = forward(way, "mxfp8", function)
     with pytest.raises(torch.utils.checkpoint.CheckpointError, match="that ran under 'x=mxfp8:nan"):
@@ -210,7 +214,7 @@ def test_whoever_asks_for_the_recipe_is_not_recomputed_under_another_one(way, wh
 
 def test_saved_tensors_are_plain_and_may_leave_the_device(make_x):
     seen = []
-    model, x = make(), make_x(33, 64, dtype=torch.float32)
+    model, x = make_model(), make_x(33, 64, dtype=torch.float32)
     for context in (torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t), None):
         model.zero_grad()
         with context or torch.autograd.graph.save_on_cpu(), quire.autocast():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import quire
 from pairwise import pairwise
 from python.delayed.delayed_reference import varied
-from python.delayed.delayed_training import STATE, delayed, make_model, nothing, snapshot, train
+from python.delayed.delayed_training import STATE, delayed, make_model, nothing, snapshot, train_with_changes
 from quire.recipe import DelayedScaling, MXFP8BlockScaling
 from steps import same
 
@@ -40,7 +40,7 @@ BODIES = {
 def test_training_is_that_of_eager(compiler, place, body, backend):
     body = BODIES[body]
     eager = make_model()
-    expected = train(eager, lambda x: body(eager, x), around=delayed)
+    expected = train_with_changes(eager, lambda x: body(eager, x), around=delayed)
     model = make_model()
 
     def inside(x):
@@ -48,7 +48,9 @@ def test_training_is_that_of_eager(compiler, place, body, backend):
             return body(model, x)
 
     function = inside if place == "inside" else lambda x: body(model, x)
-    found = train(model, compiler(function, backend=backend), around=delayed if place == "outside" else nothing)
+    found = train_with_changes(
+        model, compiler(function, backend=backend), around=delayed if place == "outside" else nothing
+    )
     assert same(found, expected)
     assert compiler.graphs == 1
 
@@ -57,14 +59,14 @@ def test_training_is_that_of_eager(compiler, place, body, backend):
 def test_batches_of_any_size_share_a_graph_and_the_state(compiler, place):
     tokens = (13, 5, 33, 2, 16)  # the first is no size of a state: Dynamo would take equal sizes for one
     eager, model = make_model(), make_model()
-    expected = train(eager, eager, tokens, around=delayed)
+    expected = train_with_changes(eager, eager, tokens, around=delayed)
 
     def inside(x):
         with quire.autocast(recipe=DelayedScaling(amax_history_len=4)):
             return model(x)
 
     compiled = compiler(inside if place == "inside" else model, dynamic=True)
-    found = train(model, compiled, tokens, around=delayed if place == "outside" else nothing)
+    found = train_with_changes(model, compiled, tokens, around=delayed if place == "outside" else nothing)
     assert same(found, expected) and compiler.graphs == 1
 
 
@@ -104,7 +106,7 @@ def test_forwards_before_backwards_use_the_scales_of_their_own_forward(compiler,
 @pytest.mark.parametrize("place", ["outside", "inside"])
 def test_a_graph_that_is_kept_gives_the_same_gradient_again(compiler, equal_bits, place):
     model = make_model()
-    train(model, model, around=delayed)
+    train_with_changes(model, model, around=delayed)
 
     def inside(x):
         with quire.autocast(recipe=DelayedScaling(amax_history_len=4)):
@@ -123,7 +125,7 @@ def test_evaluation_between_training_steps_collects_and_compiles_once_more(compi
     def run(model, train_function, function):
         out = []
         for step in range(4):
-            out += train(model, train_function, (8,), around=nothing)
+            out += train_with_changes(model, train_function, (8,), around=nothing)
             model.eval()
             with torch.no_grad():
                 out += [function(varied(step, 4, 16, seed=2)), *snapshot(model)]
@@ -162,8 +164,8 @@ def test_several_recipes_and_autocasts_in_one_graph(compiler):
 
         return function
 
-    expected = train(twin, nested(twin), around=nothing)
-    assert same(train(model, compiler(nested(model)), around=nothing), expected)
+    expected = train_with_changes(twin, nested(twin), around=nothing)
+    assert same(train_with_changes(model, compiler(nested(model)), around=nothing), expected)
     assert compiler.graphs == 1
 
 
@@ -205,7 +207,7 @@ def test_changing_the_length_of_the_history_recompiles_nothing_outside(compiler)
         out = []
         for length in (4, 2, 8, 1):
             around = functools.partial(quire.autocast, recipe=DelayedScaling(amax_history_len=length))
-            out += train(model, function, (8, 8, 8), around)
+            out += train_with_changes(model, function, (8, 8, 8), around)
         return out
 
     eager, model = make_model(), make_model()
@@ -242,10 +244,12 @@ def test_a_layer_made_later_is_updated_by_the_graph(compiler):
                 return x
 
         function = compiler(function) if compiled else function
-        out = train(model, function, (8, 8), around=nothing)
+        out = train_with_changes(model, function, (8, 8), around=nothing)
         torch.manual_seed(1)
         late.append(quire.Linear(16, 16))
-        return out + train(model, function, (8, 8, 8), around=nothing) + snapshot(torch.nn.Sequential(*late))
+        return (
+            out + train_with_changes(model, function, (8, 8, 8), around=nothing) + snapshot(torch.nn.Sequential(*late))
+        )
 
     assert same(run(True), run(False))
 
@@ -259,9 +263,9 @@ def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(compiler):
                 return model(x)
 
         function = compiler(function) if compiled else function
-        out = train(model, function, (8,), around=nothing)
+        out = train_with_changes(model, function, (8,), around=nothing)
         gc.collect()
-        return out + train(model, function, (8, 8), around=nothing)
+        return out + train_with_changes(model, function, (8, 8), around=nothing)
 
     expected = run(False)
     gc.disable()  # garbage lives until the graph has been traced

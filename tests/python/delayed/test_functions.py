@@ -5,7 +5,7 @@ import torch
 
 import quire
 from python.delayed.delayed_reference import varied
-from python.delayed.delayed_training import make_model, nothing, snapshot, train
+from python.delayed.delayed_training import make_model, nothing, snapshot, train_with_changes
 from quire.recipe import DelayedScaling
 from steps import same
 
@@ -60,8 +60,8 @@ def test_functions_of_the_user_are_called_by_a_step_in_a_graph(options, made, ba
         return function
 
     eager, model = make_model(), make_model()
-    expected = train(eager, run(eager), around=nothing)
-    found = train(model, compiler(run(model), backend=backend), around=nothing)
+    expected = train_with_changes(eager, run(eager), around=nothing)
+    found = train_with_changes(model, compiler(run(model), backend=backend), around=nothing)
     assert same(found, expected) and compiler.graphs == 1
     assert not torch.equal(model[0].delayed.fwd_scale, torch.ones(3))
 

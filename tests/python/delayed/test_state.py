@@ -9,12 +9,11 @@ import threading
 import pytest
 import torch
 
-import every_feature
 import quire
 from every_feature import LAYERS
 from python.delayed.delayed_reference import RECIPE, varied
 from quire.recipe import DelayedScaling, Float8CurrentScaling
-from steps import same
+from steps import same, train
 
 pytestmark = pytest.mark.any_device
 
@@ -26,7 +25,7 @@ def make_model():
     return torch.nn.Sequential(quire.Linear(16, 32), torch.nn.ReLU(), quire.Linear(32, 16))
 
 
-def train(model, steps, recipe=RECIPE):
+def train_with_changes(model, steps, recipe=RECIPE):
     """Results of forward and backward; parameters change a lot."""
     out = []
     for step in steps:
@@ -60,27 +59,27 @@ def in_a_new_thread(function):
 @pytest.mark.parametrize("recipe", [RECIPE, DelayedScaling(), DelayedScaling(amax_history_len=1)], ids=str)
 def test_a_run_is_resumed_exactly_from_a_file(recipe):
     model, file = make_model(), io.BytesIO()
-    train(model, range(5), recipe)
+    train_with_changes(model, range(5), recipe)
     torch.save({"model": model.state_dict(), "delayed": quire.delayed_state(model)}, file)
-    expected = train(model, range(5, 9), recipe)
+    expected = train_with_changes(model, range(5, 9), recipe)
 
     def resume():
         file.seek(0)
         saved, resumed = torch.load(file, weights_only=True), make_model()
         resumed.load_state_dict(saved["model"])
         quire.set_delayed_state(resumed, saved["delayed"])
-        return train(resumed, range(5, 9), recipe)
+        return train_with_changes(resumed, range(5, 9), recipe)
 
     assert same(in_a_new_thread(resume), expected)
     fresh = make_model()
     fresh.load_state_dict(model.state_dict())
-    assert not same(train(fresh, range(5, 9), recipe), train(model, range(5, 9), recipe))
+    assert not same(train_with_changes(fresh, range(5, 9), recipe), train_with_changes(model, range(5, 9), recipe))
 
 
 def test_what_is_saved_has_the_names_and_shapes_of_the_contract(equal_bits):
     model = make_model()
     assert quire.delayed_state(model) == {}
-    train(model, range(6))
+    train_with_changes(model, range(6))
     saved = quire.delayed_state(model)
     assert list(saved) == ["0.delayed", "2.delayed"]
     shapes = {name: tuple(t.shape) for name, t in saved["0.delayed"].items() if name != "rule"}
@@ -99,14 +98,14 @@ def test_what_is_saved_has_the_names_and_shapes_of_the_contract(equal_bits):
 
 def test_recipes_without_state_have_none_to_save():
     model = make_model()
-    train(model, range(2), Float8CurrentScaling())
+    train_with_changes(model, range(2), Float8CurrentScaling())
     assert quire.delayed_state(model) == {}
     assert [model[0].delayed.usage.tolist(), model[0].delayed.fwd_amax.tolist()] == [[0] * 3] * 2
 
 
 def test_layers_that_the_state_does_not_name_are_as_new():
     model = make_model()
-    train(model, range(3))
+    train_with_changes(model, range(3))
     quire.set_delayed_state(model, {})
     for layer in (model[0], model[2]):
         state = layer.delayed
@@ -116,7 +115,7 @@ def test_layers_that_the_state_does_not_name_are_as_new():
 
 def test_checkpoints_of_plain_layers_load_strictly_both_ways():
     model = make_model()
-    train(model, range(2))
+    train_with_changes(model, range(2))
     plain = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
     assert list(model.state_dict()) == list(plain.state_dict())
     plain.load_state_dict(model.state_dict(), strict=True)
@@ -127,13 +126,13 @@ def test_checkpoints_of_plain_layers_load_strictly_both_ways():
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_layer_forgets_its_scales_at_a_checkpoint(name):
     layer = LAYERS[name]()
-    every_feature.train(layer, RECIPE)
+    train(layer, RECIPE)
     values, state = {k: v.clone() for k, v in layer.state_dict().items()}, quire.delayed_state(layer)
-    expected = every_feature.train(layer, RECIPE)
+    expected = train(layer, RECIPE)
     again = LAYERS[name]()
     again.load_state_dict(values)
     quire.set_delayed_state(again, state)
-    assert same(every_feature.train(again, RECIPE), expected)
+    assert same(train(again, RECIPE), expected)
 
 
 WRONG = {
@@ -153,7 +152,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong, words", WRONG.values(), ids=WRONG)
 def test_a_state_that_does_not_fit_is_refused_in_words_and_changes_nothing(wrong, words):
     model = make_model()
-    train(model, range(3))
+    train_with_changes(model, range(3))
     before = quire.delayed_state(model)
     bad = (
         wrong
@@ -170,27 +169,27 @@ def test_a_state_that_does_not_fit_is_refused_in_words_and_changes_nothing(wrong
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_go_on_as_the_original_would_and_apart_from_it(duplicate):
     model = make_model()
-    train(model, range(4))
+    train_with_changes(model, range(4))
     twin, pickled = duplicate(model), pickle.dumps(model)
-    expected = train(model, range(4, 8))
-    assert same(train(twin, range(4, 8)), expected)
-    assert same(in_a_new_thread(lambda: train(pickle.loads(pickled), range(4, 8))), expected)
+    expected = train_with_changes(model, range(4, 8))
+    assert same(train_with_changes(twin, range(4, 8)), expected)
+    assert same(in_a_new_thread(lambda: train_with_changes(pickle.loads(pickled), range(4, 8))), expected)
 
 
 def test_a_pickle_from_before_there_were_newest_scales_goes_on_as_its_original_would():
     model = make_model()
-    train(model, range(4))
+    train_with_changes(model, range(4))
     older = copy.deepcopy(model)
     for layer in (older[0], older[2]):
         fields = layer.delayed.__getstate__()
         layer.delayed = quire.delayed.DelayedState.__new__(quire.delayed.DelayedState)
         layer.delayed.__setstate__({k: v for k, v in fields.items() if k not in ("fwd_newest", "bwd_newest", "_lent")})
-    assert same(train(older, range(4, 8)), train(model, range(4, 8)))
+    assert same(train_with_changes(older, range(4, 8)), train_with_changes(model, range(4, 8)))
 
 
 def test_casting_a_model_leaves_its_scales_in_float32():
     model = make_model()
-    train(model, range(3))
+    train_with_changes(model, range(3))
     before = [getattr(model[0].delayed, name) for name in STATE]
     model.bfloat16().float().half()
     assert same([getattr(model[0].delayed, name) for name in STATE], before)
@@ -205,21 +204,21 @@ def test_what_leaves_the_meta_device_is_new_and_what_is_there_is_left_alone():
     with quire.autocast(recipe=RECIPE):
         model(torch.empty(4, 16, device="meta"))
     other = make_model()
-    train(other, range(2))
+    train_with_changes(other, range(2))
     model.to_empty(device="cpu")
     state = model[0].delayed
     assert state.usable and state.fwd_scale.tolist() == [1] * 3 and state.usage.tolist() == [0] * 3
-    train(model, range(2))
+    train_with_changes(model, range(2))
     assert model[0].delayed.fwd_scale[0] != 1
     model.to("meta")
     assert not model[0].delayed.usable
-    train(other, range(2))
+    train_with_changes(other, range(2))
 
 
 def test_a_layer_may_move_between_forward_and_backward():
     model, still = make_model(), make_model()
     for m in (model, still):
-        train(m, range(3))
+        train_with_changes(m, range(3))
     results = []
     for m in (model, still):
         x = varied(3, 8, 16).requires_grad_()
@@ -236,7 +235,7 @@ def test_the_state_of_a_layer_that_is_gone_is_forgotten():
     gc.collect()
     before = len(quire.delayed.state._STATES)
     model = make_model()
-    train(model, range(2))
+    train_with_changes(model, range(2))
     assert len(quire.delayed.state._STATES) == before + 2
     del model
     gc.collect()

@@ -13,14 +13,14 @@ RECIPES = some("fp8_current", "mxfp8", "nvfp4_no_sr").values()
 STEPS, RANKS = 3, 2
 
 
-def make():
+def make_model():
     torch.manual_seed(0)
     return torch.nn.Sequential(quire.Linear(32, 64), torch.nn.GELU(), quire.Linear(64, 32))
 
 
 def quantized(recipe):
     with quire.quantized_model_init(recipe=recipe, keep_master=True):
-        return make()
+        return make_model()
 
 
 def batches():
@@ -33,7 +33,7 @@ def loss(model, x, recipe):
         return (model(x) - x).square().mean()
 
 
-def single_process(recipe, make=make):
+def single_process(recipe, make=make_model):
     """The parameters after training on all of each batch, a rank's part after the other."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
@@ -45,7 +45,7 @@ def single_process(recipe, make=make):
     return list(model.parameters())
 
 
-def train(model, rank, recipe):
+def train_on_batches(model, rank, recipe):
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     for batch in batches():
         loss(model, batch[rank], recipe).backward()
@@ -66,7 +66,7 @@ def check_quantized(rank, recipe):
     """Weights that stay quantized: replicas train as one process, shards are refused and leave the model as it was."""
     expected = single_process(recipe, lambda: quantized(recipe))
     parallel = torch.nn.parallel.DistributedDataParallel(quantized(recipe), init_sync=False)
-    train(parallel, rank, recipe)
+    train_on_batches(parallel, rank, recipe)
     for a, b in zip(parallel.parameters(), expected, strict=True):
         if isinstance(a, quire.QuantizedTensor):
             a, b = a.master, b.master
@@ -84,7 +84,7 @@ def check_quantized(rank, recipe):
         assert all(word in str(error) for word in words), str(error)
     else:
         raise AssertionError("fully_shard took a quantized parameter")
-    train(model, rank, recipe)
+    train_on_batches(model, rank, recipe)
 
 
 def check_synchronized(rank, recipe):
@@ -104,7 +104,7 @@ def check_synchronized(rank, recipe):
             assert same_on_all_ranks(parameter.detach().dequantize())
         else:
             torch.testing.assert_close(parameter, value, rtol=0, atol=0)
-    train(parallel, rank, recipe)
+    train_on_batches(parallel, rank, recipe)
     for parameter in model.parameters():
         assert same_on_all_ranks(parameter.master if isinstance(parameter, quire.QuantizedTensor) else parameter)
 
@@ -117,20 +117,20 @@ def same_on_all_ranks(tensor):
 
 def trains_as_one_process(rank):
     states = [torch.empty(2, dtype=torch.int64) for _ in range(RANKS)]
-    torch.distributed.all_gather(states, make()[0].sr_state)
+    torch.distributed.all_gather(states, make_model()[0].sr_state)
     assert states[0][0] != states[1][0], "the ranks round alike"
 
     for recipe in RECIPES:
         expected = single_process(recipe)
-        parallel = torch.nn.parallel.DistributedDataParallel(make())
+        parallel = torch.nn.parallel.DistributedDataParallel(make_model())
         seed = parallel.module[0].sr_state.clone()
-        train(parallel, rank, recipe)
+        train_on_batches(parallel, rank, recipe)
         assert torch.equal(parallel.module[0].sr_state, seed), "DistributedDataParallel wrote the random state"
         for a, b in zip(parallel.parameters(), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
         for compiled in (False, True):
-            model = sharded(copy.deepcopy(make()), compiled)
-            train(model, rank, recipe)
+            model = sharded(copy.deepcopy(make_model()), compiled)
+            train_on_batches(model, rank, recipe)
             for a, b in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(a.full_tensor(), b, rtol=0, atol=0)
         check_quantized(rank, recipe)

@@ -21,12 +21,12 @@ from python.distributed.shard_ranks import (
     batches,
     differing,
     layers_of,
-    make,
+    make_layers,
     mesh_of,
     passes,
     shard,
     sharded,
-    train,
+    train_shards,
 )
 from python.distributed.sums import assert_same_sums
 from quire.distributed import gather_codes, shard_weights
@@ -41,7 +41,7 @@ def evaluation_between_steps(rank, reshard):
             before = model(batches(case)[0, 0, rank])
         for layer in (model[0], model[2]):
             layer.unshard()  # outside of any pass
-        found.append([before, *train(model, rank, case)])
+        found.append([before, *train_shards(model, rank, case)])
     assert differing(*found) == []
 
 
@@ -117,12 +117,12 @@ def states_are_plain(rank):
     case = Case("mxfp8")
     model, _ = sharded(case, codes=True)
     other, _ = sharded(case, codes=True)
-    train(model, rank, case)
+    train_shards(model, rank, case)
     state = model.state_dict()
     assert type(state["0.weight"]) is DTensor and type(state["0.weight"].to_local()) is torch.Tensor
     assert state["0.weight"].placements == model[0].weight.placements
     other.load_state_dict(state)
-    assert differing(train(model, rank, case), train(other, rank, case)) == []
+    assert differing(train_shards(model, rank, case), train_shards(other, rank, case)) == []
     with contextlib.suppress(RuntimeError):
         other.load_state_dict(state, assign=True)
         raise AssertionError("assign=True took the codes away")
@@ -131,7 +131,7 @@ def states_are_plain(rank):
 
 def copies_are_prepared_too(rank):
     case = Case("mxfp8")
-    model = make(case)
+    model = make_layers(case)
     gather_codes(model, TABLE[case.recipe])
     copied = copy.deepcopy(model)
     file = io.BytesIO()
@@ -139,7 +139,9 @@ def copies_are_prepared_too(rank):
     file.seek(0)
     assert type(torch.load(file, weights_only=True)["0.weight"]) is torch.Tensor
     x = batches(case)[0, 0, rank]
-    assert differing(passes(model, x, TABLE["mxfp8"]), passes(make(case), x, TABLE["mxfp8"])) == []  # not yet sharded
+    assert (
+        differing(passes(model, x, TABLE["mxfp8"]), passes(make_layers(case), x, TABLE["mxfp8"])) == []
+    )  # not yet sharded
     assert "MasterShard('mxfp8:nan'" in repr(model[0].weight)
     file = io.BytesIO()
     torch.save(model, file)
@@ -165,7 +167,7 @@ def models_leave_the_meta_device(rank):
         shard(model, case).to_empty(device="cpu")
         for i, parameter in enumerate(model.parameters()):
             torch.nn.init.constant_(parameter, 0.01 * (i + 1))
-        found.append(train(model.to(torch.float32), rank, case))
+        found.append(train_shards(model.to(torch.float32), rank, case))
         torch.manual_seed(5)
         for layer in (model[0], model[2]):
             layer.reset_parameters()
@@ -181,7 +183,7 @@ def tied_weights_stay_tied(rank):
     for embeds, divide in itertools.product((False, True), (gather_codes, shard_in_graph)):
         case, found = Case("mxfp8", outputs=IN), []
         for codes in (False, True):
-            model = make(case)
+            model = make_layers(case)
             model[2].weight = model[0].weight
             if embeds:  # which takes values
                 model[1].weight = model[0].weight
@@ -194,7 +196,7 @@ def tied_weights_stay_tied(rank):
                 fully_shard(model, mesh=mesh_of(case))
             model.set_requires_gradient_sync = getattr(model, "set_requires_gradient_sync", lambda _: None)
             assert model[2].weight is model[0].weight
-            found.append(train(model, rank, case))
+            found.append(train_shards(model, rank, case))
         if divide is gather_codes:
             assert differing(*found) == [], embeds
         for a, b in zip(*found, strict=True):  # a mean of two gradients, or two means
@@ -245,12 +247,12 @@ def errors(rank):
         return passes(model, batches(case)[0, 0, rank], TABLE[recipe])
 
     tried("no layers", lambda: gather_codes(torch.nn.Linear(4, 4), "mxfp8"))
-    tried("high precision", lambda: gather_codes(make(case), TABLE["mxfp8_high_precision"]))
-    tried("no recipe", lambda: gather_codes(make(case), None))
+    tried("high precision", lambda: gather_codes(make_layers(case), TABLE["mxfp8_high_precision"]))
+    tried("no recipe", lambda: gather_codes(make_layers(case), None))
     tried("after", lambda: gather_codes(sharded(case, codes=False)[0], "mxfp8"))
     tried("twice", lambda: gather_codes(sharded(case, codes=True)[0], "mxfp8"))
     with quire.quantized_model_init(recipe="mxfp8"):
-        quantized = make(case)
+        quantized = make_layers(case)
     tried("no master", lambda: gather_codes(quantized, "mxfp8"))
     tried("quantized", lambda: fully_shard(quantized, mesh=mesh_of(case)))
     fused = torch.nn.Sequential(quire.Linear(IN, OUT, fuse_wgrad_accumulation=True))

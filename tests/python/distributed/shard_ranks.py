@@ -75,7 +75,7 @@ def layers_of(kind, outputs):
     return [Checkpointed(outputs, kind == "reentrant") for _ in range(2)]
 
 
-def make(case):
+def make_layers(case):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*layers_of(case.kind, case.outputs))
     for i, state in enumerate(model.modules()):
@@ -107,7 +107,7 @@ def shard(model, case, **options):
 
 def sharded(case, codes, **options):
     """A model, and what warnings said."""
-    model = make(case)
+    model = make_layers(case)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if codes:
@@ -164,7 +164,7 @@ def passes(model, x, recipe):
 
 
 @torch.no_grad()
-def step(parameters, processes=1):
+def update(parameters, processes=1):
     parameters = list(parameters)
     for parameter in parameters:
         parameter -= parameter.grad * (0.125 / processes)
@@ -173,14 +173,14 @@ def step(parameters, processes=1):
         parameter.grad = None
 
 
-def train(model, rank, case):
+def train_shards(model, rank, case):
     """All results of this rank, and in the end whole parameters."""
     found = []
     for xs in batches(case):
         for i, each in enumerate(xs):
             model.set_requires_gradient_sync(i == len(xs) - 1)
             found += passes(model, each[rank % len(each)], TABLE[case.recipe])
-        step(model.parameters())
+        update(model.parameters())
     return found + [whole(parameter) for parameter in model.parameters()]
 
 
@@ -193,12 +193,12 @@ def differing(a, b):
 
 def values_equal_one_process(rank, case):
     model, _ = sharded(case, codes=False)
-    found, one, expected = train(model, rank, case), make(case), []
+    found, one, expected = train_shards(model, rank, case), make_layers(case), []
     processes = math.prod(case.mesh)
     for xs in batches(case):
         for each in xs:
             expected += [passes(one, x, TABLE[case.recipe]) for x in each][rank]
-        step(one.parameters(), processes)
+        update(one.parameters(), processes)
     expected += [parameter.detach() for parameter in one.parameters()]
     if processes == 2:  # a sum of two has one order
         assert differing(found, expected) == []
@@ -211,12 +211,12 @@ def shards_equal_replicas(rank, recipe):
     agree about, and random bits, which each has for itself."""
     case, found = Case(recipe, "norms"), []
     for codes in (None, False, True):
-        model = make(case) if codes is None else sharded(case, codes)[0]
+        model = make_layers(case) if codes is None else sharded(case, codes)[0]
         run = torch.nn.parallel.DistributedDataParallel(model) if codes is None else model
         results = []
         for xs in batches(case):
             results += passes(run, xs[0, rank], TABLE[recipe])
-            step(model.parameters())
+            update(model.parameters())
         found.append([*results, *map(whole, model.parameters())])
     assert differing(found[0], found[1]) == [] and differing(found[1], found[2]) == []
 
@@ -228,7 +228,7 @@ def codes_equal_values(rank, case, warned=0):
         model, said = sharded(case, codes, **({"recompute": True} if codes and "check" in case.kind else {}))
         assert len(said) == (warned if codes else 0), said
         counted = CountedGather(model)
-        found.append(train(model, rank, case))
+        found.append(train_shards(model, rank, case))
         sent.append(counted.bytes)
         torch._dynamo.reset()
     assert differing(*found) == []
@@ -237,8 +237,8 @@ def codes_equal_values(rank, case, warned=0):
 
 def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
     """shard_weights, of the whole model in one graph where there is a backend, and fully_shard."""
-    expected = train(sharded(case._replace(backend=""), codes=False)[0], rank, case)
-    model, found, mesh = make(case), [], mesh_of(case)
+    expected = train_shards(sharded(case._replace(backend=""), codes=False)[0], rank, case)
+    model, found, mesh = make_layers(case), [], mesh_of(case)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         shard_weights(model, mesh, TABLE[case.recipe])
@@ -248,7 +248,7 @@ def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
     for xs in batches(case):
         for each in xs:
             found += passes(run, each[rank % len(each)], TABLE[case.recipe])
-        step(model.parameters())
+        update(model.parameters())
     found += [whole(parameter) for parameter in model.parameters()]
     torch._dynamo.reset()
     if TABLE[case.recipe] is not None:
@@ -261,7 +261,7 @@ def linears_share_their_gathers(rank, recipe):
     """Codes of one direction for each gather, where weights are all that is gathered."""
     case, sent = Case(recipe), []
     for codes in (False, True):
-        model = make(case)
+        model = make_layers(case)
         for layer in (model[0], model[2]):
             layer.bias = None
         if codes:
@@ -300,17 +300,17 @@ def divided_features_and_shards(rank, kind, dim, recipe):
         for (name, a), b in zip(model.named_parameters(), one.parameters(), strict=True):
             found = a.grad.full_tensor()
             assert_same_sums(found, b.grad / 2, OUT, name)
-        step(one.parameters(), 2)
-        step(model.parameters())
+        update(one.parameters(), 2)
+        update(model.parameters())
 
 
 def quantized_parameters_have_masters(rank, recipe):
     case = Case(recipe)
     with quire.quantized_model_init(recipe=TABLE[recipe], keep_master=True):
-        model = make(case)
+        model = make_layers(case)
     gather_codes(model, TABLE[recipe])
-    found = train(shard(model, case), rank, case)
-    assert differing(found, train(sharded(case, codes=True)[0], rank, case)) == []
+    found = train_shards(shard(model, case), rank, case)
+    assert differing(found, train_shards(sharded(case, codes=True)[0], rank, case)) == []
     assert model[0].weight.dtype == torch.float32
 
 
@@ -364,7 +364,7 @@ def explanations_change_nothing(rank, recipe):
     """Of passes with and without gradients, before and behind each pass. Returns the collectives that the first two
     list, and what is said of a function that calls the model."""
     case, listed, found = Case(recipe), [], []
-    expected = train(sharded(case, codes=True)[0], rank, case)
+    expected = train_shards(sharded(case, codes=True)[0], rank, case)
     model, x = sharded(case, codes=True)[0], batches(case)[1, 0, 0]
 
     def explain(function=model):
@@ -384,7 +384,7 @@ def explanations_change_nothing(rank, recipe):
         before = [parameter.grad for parameter in model.parameters()]
         explain()
         assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
-        step(model.parameters())
+        update(model.parameters())
     found += [parameter.full_tensor() for parameter in model.parameters()]
     assert differing(found, expected) == []
     return listed[:3]

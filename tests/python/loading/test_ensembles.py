@@ -9,8 +9,9 @@ import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import quire
-from every_feature import LAYERS, call
+from every_feature import LAYERS
 from every_recipe import ALL
+from steps import call
 
 pytestmark = pytest.mark.any_device
 

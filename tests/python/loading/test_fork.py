@@ -37,7 +37,7 @@ def digest(*tensors):
     return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).digest()
 
 
-def train(threads):
+def digest_of_a_step(threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     layer = quire.Linear(512, 512)
@@ -49,7 +49,7 @@ def train(threads):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_child_of_a_process_that_has_computed_does_not_wait_for_its_threads(threads):
-    assert in_child(lambda: train(threads)) == train(2)
+    assert in_child(lambda: digest_of_a_step(threads)) == digest_of_a_step(2)
 
 
 def test_a_child_does_not_wait_for_threads_that_only_pytorch_has_used():

@@ -9,7 +9,7 @@ from python.moe.routed_graphs import EXPERTS, TOKENS, agree, both, inputs
 from quire import moe
 
 
-def step(x, logits, **options):
+def routed(x, logits, **options):
     weights, ids = moe.route(logits, 2, renormalize=True, **options)
     rows, offsets, row_map = moe.permute(x, ids, EXPERTS)
     y = moe.unpermute(rows.sin(), row_map, weights)
@@ -19,22 +19,22 @@ def step(x, logits, **options):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_unbacked_tokens_take_one_graph_for_any_count_and_load(compiler, backend):
-    compiled = compiler(step, backend)
+    compiled = compiler(routed, backend)
     for tokens in TOKENS:
-        agree(*both(step, compiled, tokens, decorators.mark_unbacked))
+        agree(*both(routed, compiled, tokens, decorators.mark_unbacked))
     assert compiler.graphs == 1
 
 
 def test_dynamic_tokens_take_one_graph(compiler):
-    compiled = compiler(step)
+    compiled = compiler(routed)
     for tokens in [t for t in TOKENS if t > 1]:
-        agree(*both(step, compiled, tokens, torch._dynamo.mark_dynamic))
+        agree(*both(routed, compiled, tokens, torch._dynamo.mark_dynamic))
     assert compiler.graphs == 1
 
 
 def test_a_capacity_may_follow_the_tokens(compiler):
     def limited(x, logits):
-        return step(x, logits, capacity=-(-x.shape[0] * 2 * 5 // (EXPERTS * 4)))
+        return routed(x, logits, capacity=-(-x.shape[0] * 2 * 5 // (EXPERTS * 4)))
 
     compiled = compiler(limited)
     for tokens in TOKENS:

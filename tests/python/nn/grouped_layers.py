@@ -1,8 +1,11 @@
 """A quire.GroupedLinear, what goes in, and a loop over quire.Linear that it is compared with."""
 
+import functools
+
 import torch
 
 import quire
+from steps import step
 
 #: Sizes of groups: ragged, empty, a single token, whole blocks.
 SPLITS = [5, 0, 37, 1, 16, 128]
@@ -46,14 +49,16 @@ def slices(splits):
     return [slice(end - rows, end) for end, rows in zip(ends, splits, strict=True)]
 
 
-def step(layer, x, dy, splits, recipe, *, function=None, **options):
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    with quire.autocast(enabled=recipe is not None, recipe=recipe):
-        y = (layer if function is None else function)(x, torch.tensor(splits).to(x.device), **options)
-    y.backward(dy)
+def _of_groups(function, sizes, x, **options):
+    return function(x, sizes, **options)
+
+
+def grouped_step(layer, x, dy, splits, recipe, *, function=None, **options):
+    sizes = torch.tensor(splits).to(x.device)
+    call = functools.partial(_of_groups, layer if function is None else function, sizes)
+    y, dx, *_ = step(layer, x, recipe, function=call, dy=lambda y: dy, backward_dw=False, **options)
     names = (*layer.weight_names, *layer.bias_names)
-    results = [y.detach(), x.grad, *(getattr(layer, name).grad for name in names)]
+    results = [y, dx, *(getattr(layer, name).grad for name in names)]
     return [None if result is None else result.cpu() for result in results]
 
 

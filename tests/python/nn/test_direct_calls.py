@@ -39,7 +39,7 @@ def heard(monkeypatch):
     return heard
 
 
-def make(device, kept=True, recipe=RECIPE, *, quantized=False, **options):
+def make_linear(device, kept=True, recipe=RECIPE, *, quantized=False, **options):
     torch.manual_seed(5)
     with quire.quantized_model_init(quantized, recipe=recipe):
         layer = quire.Linear(48, 40, device=device, **options)
@@ -79,7 +79,9 @@ def same_without(monkeypatch, call):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_direct_call_gives_the_bits_of_the_operator(device, monkeypatch, heard, recipe, codes, dtype):
     of_weight = codes == "of a quantized weight"
-    layer = make(device, codes == "kept", recipe, quantized=of_weight, bias=dtype == torch.float32, params_dtype=dtype)
+    layer = make_linear(
+        device, codes == "kept", recipe, quantized=of_weight, bias=dtype == torch.float32, params_dtype=dtype
+    )
     for shape in ((48,), (1, 48), (3, 5, 48), (0, 48)):
         x = torch.randn(shape, dtype=dtype).to(device)
         with torch.no_grad():
@@ -91,7 +93,7 @@ def test_a_direct_call_gives_the_bits_of_the_operator(device, monkeypatch, heard
 
 @every_recipe
 def test_a_quantized_weight_gives_the_same_bits_where_a_gradient_is_wanted(device, heard, recipe):
-    layer, x = make(device, recipe=recipe, quantized=True), torch.randn(3, 48).to(device)
+    layer, x = make_linear(device, recipe=recipe, quantized=True), torch.randn(3, 48).to(device)
     with quire.autocast(recipe=recipe):
         with torch.no_grad():
             y = layer(x)
@@ -100,21 +102,21 @@ def test_a_quantized_weight_gives_the_same_bits_where_a_gradient_is_wanted(devic
 
 
 def test_a_frozen_layer_is_called_directly_with_grad_enabled_too(device, heard):
-    layer = make(device).requires_grad_(False)
+    layer = make_linear(device).requires_grad_(False)
     y = run(layer, torch.randn(2, 48).to(device))
     assert heard.gave[0] is y and not y.requires_grad
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_result_of_inference_mode_is_one(device, monkeypatch, heard, mode):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     with mode():
         y = same_without(monkeypatch, lambda: run(layer, x))
     assert heard.gave[0] is not None and y.is_inference() == (mode is torch.inference_mode)
 
 
 def test_under_torch_autocast_it_has_that_dtype(device, monkeypatch, heard):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
         assert same_without(monkeypatch, lambda: run(layer, x)).dtype == torch.bfloat16
     assert heard.gave[0] is not None
@@ -123,7 +125,7 @@ def test_under_torch_autocast_it_has_that_dtype(device, monkeypatch, heard):
 @pytest.mark.parametrize("quantized", [False, True], ids=["kept", "quantized weight"])
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
 def test_a_call_that_wants_a_gradient_is_recorded(device, heard, wanted, quantized):
-    layer, x = make(device, quantized=quantized).requires_grad_(False), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device, quantized=quantized).requires_grad_(False), torch.randn(2, 48).to(device)
     given = {"x": x, "weight": layer.weight, "bias": layer.bias}[wanted].requires_grad_()
     y = run(layer, x)
     assert heard.gave == [None] and y.requires_grad
@@ -138,14 +140,14 @@ class Subclass(torch.Tensor):
 
 
 def test_a_subclass_keeps_its_say(device, heard):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     with torch.no_grad():
         y = run(layer, x.as_subclass(Subclass))
     assert type(y) is Subclass and all(gave is None for gave in heard.gave)
 
 
 def test_a_subclass_compiles(device):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     compiled = torch.compile(lambda x: run(layer, x), backend="eager", fullgraph=True)  # AOTAutograd refuses subclasses
     with torch.no_grad():
         assert torch.equal(compiled(x.as_subclass(Subclass)), run(layer, x))
@@ -163,7 +165,7 @@ class Functions(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", [Functions, Operators])
 def test_modes_see_the_operator(device, heard, kind):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     with torch.no_grad(), kind() as mode:
         run(layer, x)
     # What the mode itself calls, which no mode sees, may be direct.
@@ -171,7 +173,7 @@ def test_modes_see_the_operator(device, heard, kind):
 
 
 def test_a_profiler_sees_the_operator(device, heard):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     with torch.no_grad(), torch.profiler.profile() as profile:
         run(layer, x)
     assert heard.gave == [None] and "quire::linear_prequantized" in {event.key for event in profile.key_averages()}
@@ -199,14 +201,14 @@ def exported(layer, x):
 
 @pytest.mark.parametrize("trace", [traced, made_by_fx, exported])
 def test_tracers_record_the_operator(device, heard, trace):
-    layer, x = make(device, kept=False).requires_grad_(False), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device, kept=False).requires_grad_(False), torch.randn(2, 48).to(device)
     with torch.no_grad():
         found = trace(layer, x)
     assert "quire.linear" in found.replace("::", ".") and None in heard.gave
 
 
 def test_a_compiled_graph_holds_the_operator(device, heard):
-    layer, x, graphs = make(device), torch.randn(2, 48).to(device), []
+    layer, x, graphs = make_linear(device), torch.randn(2, 48).to(device), []
 
     def backend(graph, _):
         graphs.append(graph.code)
@@ -222,7 +224,7 @@ def test_a_compiled_graph_holds_the_operator(device, heard):
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True], ids=["quantized_now", "kept"])
 def test_compiled_code_calls_directly_where_no_gradient_is_wanted(monkeypatch, heard, kept):
-    layer, x = make("cpu", kept), torch.randn(2, 48)
+    layer, x = make_linear("cpu", kept), torch.randn(2, 48)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: run(layer, x), fullgraph=True)
     with torch.no_grad():
@@ -237,7 +239,7 @@ def test_compiled_code_calls_directly_where_no_gradient_is_wanted(monkeypatch, h
 
 
 def test_transforms_and_tangents_take_the_dispatcher(device, monkeypatch, heard):
-    layer, x = make(device, kept=False).requires_grad_(False), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device, kept=False).requires_grad_(False), torch.randn(2, 48).to(device)
     v = torch.randn(2, 48).to(device)
     run(layer, x)
     assert heard.gave.pop() is not None
@@ -255,7 +257,7 @@ def test_transforms_and_tangents_take_the_dispatcher(device, monkeypatch, heard)
 
 
 def test_a_fake_mode_is_asked(device, heard):
-    layer, x = make(device, kept=False), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device, kept=False), torch.randn(2, 48).to(device)
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         y = run(layer, x)
     assert heard.gave and all(gave is None for gave in heard.gave) and type(y) is not torch.Tensor
@@ -274,14 +276,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_is_refused_in_the_same_words(device, monkeypatch, heard, call):
-    layer, x = make(device), torch.randn(2, 48).to(device)
+    layer, x = make_linear(device), torch.randn(2, 48).to(device)
     with torch.no_grad():
         said = same_without(monkeypatch, lambda: call(layer, x))
     assert isinstance(said, str) and all(gave is None for gave in heard.gave)
 
 
 def test_stale_codes_are_refused_in_the_same_words(monkeypatch, heard):
-    layer, x = make("cpu"), torch.randn(2, 48)
+    layer, x = make_linear("cpu"), torch.randn(2, 48)
     layer.weight.data.mul_(2)
     with torch.no_grad():
         assert "stale" in same_without(monkeypatch, lambda: run(layer, x))

@@ -14,12 +14,12 @@ from python.nn.grouped_layers import (
     check_equal,
     equal_or_rounded,
     grouped,
+    grouped_step,
     inputs,
     linears,
     of_linears,
     slices,
     stacked,
-    step,
 )
 from quire import recipe as recipes
 
@@ -34,7 +34,7 @@ def test_groups_are_linears(any_recipe, options, equal_bits, device):
     layer = grouped(**options).to(device)
     x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, any_recipe)
-    check_equal(layer, step(layer, x, dy, SPLITS, any_recipe), expected, equal_bits)
+    check_equal(layer, grouped_step(layer, x, dy, SPLITS, any_recipe), expected, equal_bits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -43,7 +43,7 @@ def test_other_dtypes(recipe, dtype, equal_bits, device):
     x, dy = inputs(SPLITS[:3], dtype=dtype, device=device)
     layer = grouped(SPLITS[:3], dtype).to(device)
     expected = of_linears(linears(layer), x, dy, SPLITS[:3], recipe)
-    check_equal(layer, step(layer, x, dy, SPLITS[:3], recipe), expected, equal_bits)
+    check_equal(layer, grouped_step(layer, x, dy, SPLITS[:3], recipe), expected, equal_bits)
 
 
 @pytest.mark.parametrize("splits", [[0, 0, 0], [0, 40, 0], [1], [16, 16], [33, 7]])
@@ -51,19 +51,19 @@ def test_any_sizes_of_groups(recipe, splits, equal_bits, device):
     layer = grouped(splits).to(device)
     x, dy = inputs(splits, device=device)
     expected = of_linears(linears(layer), x, dy, splits, recipe)
-    check_equal(layer, step(layer, x, dy, splits, recipe), expected, equal_bits)
+    check_equal(layer, grouped_step(layer, x, dy, splits, recipe), expected, equal_bits)
 
 
 def test_an_empty_group_has_a_gradient_of_zero(recipe, device):
     layer = grouped().to(device)
-    _, _, *gradients = step(layer, *inputs(SPLITS, device=device), SPLITS, recipe)
+    _, _, *gradients = grouped_step(layer, *inputs(SPLITS, device=device), SPLITS, recipe)
     assert not gradients[1].any() and not gradients[len(SPLITS) + 1].any()
     assert all(gradients[i].any() for i in (0, 2, 3, 4, 5))
 
 
 def test_rows_beyond_the_last_group_are_zero(recipe, device):
     layer = grouped().to(device)
-    y, dx, *_ = step(layer, *inputs(SPLITS, beyond=4, device=device), SPLITS, recipe)
+    y, dx, *_ = grouped_step(layer, *inputs(SPLITS, beyond=4, device=device), SPLITS, recipe)
     assert y[:-4].any(1).all() and not y[-4:].any() and not dx[-4:].any()
 
 
@@ -73,7 +73,7 @@ def test_two_steps_of_random_rounding_differ_as_those_of_linears_do(equal_bits, 
     loop = linears(layer)
     for _ in range(2):
         expected = of_linears(loop, x, dy, SPLITS, recipe)
-        check_equal(layer, step(layer, x, dy, SPLITS, recipe), expected, equal_bits)
+        check_equal(layer, grouped_step(layer, x, dy, SPLITS, recipe), expected, equal_bits)
     assert layer.sr_state[1] == 2
 
 
@@ -123,7 +123,7 @@ def test_calibration_collects_in_high_precision(equal_bits):
 def test_in_high_precision_it_is_a_loop_of_products():
     layer = grouped(dtype=torch.float32)
     x, dy = inputs(SPLITS, dtype=torch.float32)
-    y, dx, *gradients = step(layer, x, dy, SPLITS, None)
+    y, dx, *gradients = grouped_step(layer, x, dy, SPLITS, None)
     begin = 0
     dw, db = stacked(layer, gradients)
     for group, rows in enumerate(SPLITS):
@@ -151,8 +151,8 @@ def test_groups_are_linears_where_backward_is_overridden(override, options, equa
     layer = grouped(**options).to(device)
     x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, override)
-    check_equal(layer, step(layer, x, dy, SPLITS, override), expected, equal_or_rounded(equal_bits, device))
-    quantized_backward = step(layer, x, dy, SPLITS, type(override)())
+    check_equal(layer, grouped_step(layer, x, dy, SPLITS, override), expected, equal_or_rounded(equal_bits, device))
+    quantized_backward = grouped_step(layer, x, dy, SPLITS, type(override)())
     assert not equal_bits(quantized_backward[1], expected[1])
 
 
@@ -160,7 +160,7 @@ def test_an_original_input_is_quantized_in_backward(recipe, equal_bits, device):
     layer = grouped(save_original_input=True).to(device)
     x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, recipe)
-    check_equal(layer, step(layer, x, dy, SPLITS, recipe), expected, equal_bits)
+    check_equal(layer, grouped_step(layer, x, dy, SPLITS, recipe), expected, equal_bits)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         with quire.autocast(recipe=recipe):
@@ -174,9 +174,9 @@ def test_an_original_input_is_quantized_in_backward(recipe, equal_bits, device):
 def test_backward_override_multiplies_what_came(equal_bits, device):
     layer = grouped(dtype=torch.float32).to(device)
     x, dy = inputs(SPLITS, dtype=torch.float32, device=device)
-    plain = step(layer, x, dy, SPLITS, None)
+    plain = grouped_step(layer, x, dy, SPLITS, None)
     override = recipes.MXFP8BlockScaling(backward_override="high_precision")
-    ours = step(layer, x, dy, SPLITS, override)
+    ours = grouped_step(layer, x, dy, SPLITS, override)
     assert all(equal_bits(a, b) for a, b in zip(ours[1:], plain[1:], strict=True))
     assert not equal_bits(ours[0], plain[0])
 
@@ -201,14 +201,14 @@ def check_one_graph(compiler, layer, recipe, backend, equal_bits):
     for splits in (SPLITS, [0] * 6, [0, 0, 1, 0, 0, 0], [200, 1, 2, 0, 40, 9]):
         x, dy = inputs(splits, beyond=0)
         layer.sr_state[1] = 0
-        eager = step(layer, x, dy, splits, recipe)
+        eager = grouped_step(layer, x, dy, splits, recipe)
         layer.sr_state[1] = 0
 
         def call(x, m_splits):
             mark_unbacked(x, 0)
             return compiled(x, m_splits)
 
-        ours = step(layer, x, dy, splits, recipe, function=call)
+        ours = grouped_step(layer, x, dy, splits, recipe, function=call)
         assert all(equal_bits(a, b) for a, b in zip(ours, eager, strict=True))
     assert compiler.graphs == 1
 
@@ -223,7 +223,7 @@ def test_delayed_scaling_in_a_graph(compiler, equal_bits):
         runs.append([])
         for scale in (1, 300, 0.01):
             x, dy = inputs(SPLITS)
-            runs[-1] += step(layer, x * scale, dy, SPLITS, recipe, function=function)
+            runs[-1] += grouped_step(layer, x * scale, dy, SPLITS, recipe, function=function)
             runs[-1] += [layer.delayed.fwd_scale.clone(), layer.delayed.bwd_scale.clone()]
     assert all(equal_bits(a, b) for a, b in zip(*runs, strict=True))
     assert compiler.graphs == 1
@@ -236,7 +236,7 @@ def test_quantized_parameters_give_the_same_bits(recipe, equal_bits, device):
         quantized = grouped().to(device)
     x, dy = inputs(SPLITS, device=device)
     plain.sr_state.copy_(quantized.sr_state)
-    ours, theirs = (step(layer, x, dy, SPLITS, recipe) for layer in (quantized, plain))
+    ours, theirs = (grouped_step(layer, x, dy, SPLITS, recipe) for layer in (quantized, plain))
     assert all(equal_bits(a, b) for a, b in zip(ours, theirs, strict=True))
     assert type(quantized.weight0.grad) is torch.Tensor
     with torch.no_grad(), quire.autocast(recipe=recipe):
@@ -244,7 +244,7 @@ def test_quantized_parameters_give_the_same_bits(recipe, equal_bits, device):
     with torch.no_grad():
         for of_plain, of_quantized in zip(plain.group_weights(""), quantized.group_weights(""), strict=True):
             of_plain.copy_(of_quantized.dequantize())
-    ours, theirs = (step(layer, x, dy, SPLITS, None) for layer in (quantized, plain))
+    ours, theirs = (grouped_step(layer, x, dy, SPLITS, None) for layer in (quantized, plain))
     assert all(equal_bits(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -252,10 +252,10 @@ def test_quantized_parameters_give_the_same_bits(recipe, equal_bits, device):
 def test_kept_codes_give_the_same_bits_and_are_never_stale(recipe, options, equal_bits):
     layer = grouped(**options)
     x, dy = inputs(SPLITS)
-    expected = step(layer, x, dy, SPLITS, recipe)
+    expected = grouped_step(layer, x, dy, SPLITS, recipe)
     quire.quantize_weights(layer, recipe)
     layer.sr_state[1] = 0
-    assert all(equal_bits(a, b) for a, b in zip(step(layer, x, dy, SPLITS, recipe), expected, strict=True))
+    assert all(equal_bits(a, b) for a, b in zip(grouped_step(layer, x, dy, SPLITS, recipe), expected, strict=True))
     with torch.no_grad(), quire.autocast(recipe=recipe):
         assert equal_bits(layer(x, SPLITS), expected[0])
         next(layer.parameters()).data.reshape(-1)[-1] += 1
@@ -268,7 +268,7 @@ def test_quantized_parameters_where_backward_is_overridden(override, equal_bits)
     with quire.quantized_model_init(recipe=override):
         layer = grouped()
     x, dy = inputs(SPLITS)
-    results = step(layer, x, dy, SPLITS, override)
+    results = grouped_step(layer, x, dy, SPLITS, override)
     for group, (one, part) in enumerate(zip(linears(layer), slices(SPLITS), strict=True)):
         with quire.quantized_model_init(recipe=override):
             quantized = quire.Linear(96, 64, bias=True, params_dtype=torch.bfloat16)
@@ -287,10 +287,10 @@ def test_microbatches_quantize_once(recipe, override, equal_bits, device):
     recipe = override or recipe
     layer = grouped().to(device)
     x, dy = inputs(SPLITS, device=device)
-    expected = step(layer, x, dy, SPLITS, recipe)
+    expected = grouped_step(layer, x, dy, SPLITS, recipe)
     for first in (True, False):
         layer.sr_state[1] = 0
-        ours = step(layer, x, dy, SPLITS, recipe, is_first_microbatch=first)
+        ours = grouped_step(layer, x, dy, SPLITS, recipe, is_first_microbatch=first)
         assert all(equal_bits(a, b) for a, b in zip(ours, expected, strict=True))
     assert layer.microbatch_weight.fingerprint.shape == (len(SPLITS),)
 
@@ -306,17 +306,17 @@ def test_state_dicts_load_into_either_form(ours, theirs, equal_bits):
     pairs = zip(source.group_weights(""), target.group_weights(""), strict=True)
     assert all(equal_bits(a, b) for a, b in pairs)
     x, dy = inputs(SPLITS)
-    assert equal_bits(step(source, x, dy, SPLITS, None)[0], step(target, x, dy, SPLITS, None)[0])
+    assert equal_bits(grouped_step(source, x, dy, SPLITS, None)[0], grouped_step(target, x, dy, SPLITS, None)[0])
 
 
 def test_gradients_only_where_they_are_wanted(recipe, equal_bits):
     layer = grouped()
     x, dy = inputs(SPLITS)
-    expected = step(layer, x, dy, SPLITS, recipe)
+    expected = grouped_step(layer, x, dy, SPLITS, recipe)
     layer.weight2.requires_grad_(False)
     layer.bias0.requires_grad_(False)
     layer.sr_state[1] = 0
-    ours = step(layer, x, dy, SPLITS, recipe)
+    ours = grouped_step(layer, x, dy, SPLITS, recipe)
     missing = {2 + 2, 2 + len(SPLITS)}
     for i, (a, b) in enumerate(zip(ours, expected, strict=True)):
         assert a is None if i in missing else equal_bits(a, b)
@@ -342,7 +342,7 @@ def test_results_do_not_depend_on_threads(recipe, equal_bits):
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         layer.sr_state[1] = 0
-        results.append(step(layer, x, dy, SPLITS, recipe))
+        results.append(grouped_step(layer, x, dy, SPLITS, recipe))
     torch.set_num_threads(threads)
     assert all(equal_bits(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
@@ -398,13 +398,13 @@ def test_wrong_arguments_are_refused(recipe):
 def test_copies_and_moves(recipe, equal_bits):
     layer = grouped()
     x, dy = inputs(SPLITS)
-    expected = step(layer, x, dy, SPLITS, recipe)
+    expected = grouped_step(layer, x, dy, SPLITS, recipe)
     twin = copy.deepcopy(layer)
     twin.sr_state[1] = 0
-    assert all(equal_bits(a, b) for a, b in zip(step(twin, x, dy, SPLITS, recipe), expected, strict=True))
+    assert all(equal_bits(a, b) for a, b in zip(grouped_step(twin, x, dy, SPLITS, recipe), expected, strict=True))
     meta = quire.GroupedLinear(6, 96, 64, device="meta", params_dtype=torch.bfloat16)
     with quire.autocast(recipe=recipe):
         assert meta(torch.empty(9, 96, device="meta", dtype=torch.bfloat16), [9, 0, 0, 0, 0, 0]).shape == (9, 64)
     meta.to_empty(device="cpu").reset_parameters()
-    assert step(meta, x, dy, SPLITS, recipe)[0].isfinite().all()
+    assert grouped_step(meta, x, dy, SPLITS, recipe)[0].isfinite().all()
     assert repr(layer) == "GroupedLinear(num_gemms=6, in_features=96, out_features=64, bias=True)"

@@ -7,7 +7,7 @@ from torch._dynamo.decorators import mark_unbacked
 import quire
 from every_recipe import DELAYED, IN_ANY_PRECISION, some, ways
 from pairwise import pairwise
-from python.nn.grouped_layers import SPLITS, grouped, inputs, step
+from python.nn.grouped_layers import SPLITS, grouped, grouped_step, inputs
 from quire.recipe import Float8CurrentScaling, MXFP8BlockScaling
 
 FORMS = {
@@ -52,7 +52,7 @@ def test_results_are_there_and_have_the_same_bits(compiled, options, recipe, com
         function = compiler(layer) if compiled and given else layer
         runs.append([])
         for scale in (1, 40):  # the same memory in every step
-            y, dx, *others = step(layer, x * scale, dy, SPLITS, recipe, function=function, **given)
+            y, dx, *others = grouped_step(layer, x * scale, dy, SPLITS, recipe, function=function, **given)
             assert not dx[sum(SPLITS) :].any()
             runs[-1] += [halves(y)[0].clone(), dx.clone(), *(g if g is None else g.clone() for g in others)]
             runs[-1] += [weight.main_grad.clone() for weight in layer.weights("").values()]
@@ -108,7 +108,7 @@ def test_without_gradients_and_with_other_shapes(recipe, compiled, compiler, equ
 def test_memory_has_dx_of_this_product_alone_and_gradients_add_up(equal_bits):
     layer, recipe = grouped(), MXFP8BlockScaling()
     x, dy = inputs(SPLITS)
-    expected = step(layer, x, dy, SPLITS, recipe)[1]
+    expected = grouped_step(layer, x, dy, SPLITS, recipe)[1]
     leaf, dgrad_out = x.clone().requires_grad_(), memory(len(x), 96)
     for _ in range(2):  # x.grad must not become the memory, which is written again
         with quire.autocast(recipe=recipe):
@@ -154,7 +154,7 @@ def test_one_graph_for_every_number_of_rows(compiler, equal_bits):
     compiled = compiler(layer)
     for splits in (SPLITS, [0] * 6, [0, 1, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4]):
         x, dy = inputs(splits, beyond=0)
-        expected = step(layer, x, dy, splits, recipe)
+        expected = grouped_step(layer, x, dy, splits, recipe)
         out, dgrad_out = memory(len(x), 64), memory(len(x), 96)
 
         def call(x, m_splits, out=out, dgrad_out=dgrad_out):
@@ -162,7 +162,7 @@ def test_one_graph_for_every_number_of_rows(compiler, equal_bits):
                 mark_unbacked(tensor, 0)
             return compiled(x, m_splits, out=out, dgrad_out=dgrad_out)
 
-        ours = step(layer, x, dy, splits, recipe, function=call)
+        ours = grouped_step(layer, x, dy, splits, recipe, function=call)
         assert all(equal_bits(a, b) for a, b in zip([*ours, out, dgrad_out], [*expected, *expected[:2]], strict=True))
     assert compiler.graphs == 1
 

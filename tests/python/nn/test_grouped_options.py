@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from every_recipe import params, some
-from python.nn.grouped_layers import SPLITS, grouped, inputs, step
+from python.nn.grouped_layers import SPLITS, grouped, grouped_step, inputs
 from quire.functional import activation, grouped_linear
 
 FORMS = [
@@ -28,10 +28,10 @@ def test_gradients_are_added_to_main_grad(recipe, options, equal_bits):
     x, dy = inputs(SPLITS)
     plain = grouped(**options)
     plain.sr_state.copy_(layer.sr_state)
-    wanted = step(plain, x, dy, SPLITS, recipe)
+    wanted = grouped_step(plain, x, dy, SPLITS, recipe)
     for weight in layer.weights("").values():
         weight.main_grad = torch.full(weight.shape, 2.0, dtype=torch.float32)
-    ours = step(layer, x, dy, SPLITS, recipe)
+    ours = grouped_step(layer, x, dy, SPLITS, recipe)
     assert equal_bits(ours[0], wanted[0]) and equal_bits(ours[1], wanted[1])
     for weight, gradient in zip(layer.weights("").values(), wanted[2:], strict=False):
         assert weight.grad is None
@@ -40,7 +40,7 @@ def test_gradients_are_added_to_main_grad(recipe, options, equal_bits):
             assert (weight.main_grad == 2).all()  # nothing is added for an empty group
         weight.overwrite_main_grad = True
     layer.sr_state[1] = 0
-    step(layer, x, dy, SPLITS, recipe)
+    grouped_step(layer, x, dy, SPLITS, recipe)
     for weight, gradient in zip(layer.weights("").values(), wanted[2:], strict=False):
         assert equal_bits(weight.main_grad.bfloat16(), gradient)
 
@@ -51,8 +51,8 @@ def test_delayed_weight_gradients_are_the_same(recipe, options, equal_bits):
     x, dy = inputs(SPLITS)
     plain = grouped(**options)
     plain.sr_state.copy_(layer.sr_state)
-    wanted = step(plain, x, dy, SPLITS, recipe)
-    ours = step(layer, x, dy, SPLITS, recipe)
+    wanted = grouped_step(plain, x, dy, SPLITS, recipe)
+    ours = grouped_step(layer, x, dy, SPLITS, recipe)
     assert all(weight.grad is None for weight in layer.weights("").values())
     layer.backward_dw()
     ours = [*ours[:2], *(getattr(layer, name).grad for name in (*layer.weight_names, *layer.bias_names))]

@@ -8,7 +8,7 @@ import torch
 
 import quire
 from every_recipe import ALL, DELAYED, every_recipe, ways
-from python.nn.grouped_layers import SPLITS, grouped, inputs, step
+from python.nn.grouped_layers import SPLITS, grouped, grouped_step, inputs
 from quire import recipe as recipes
 
 OPTIMIZERS = {
@@ -54,7 +54,7 @@ def same_steps(layers, recipe, equal_bits, functions=None, **options):
     x, dy = inputs(SPLITS)
     runs = []
     for layer, function in zip(layers, functions or layers, strict=True):
-        runs.append(split(layer, step(layer, x, dy, SPLITS, recipe, function=function, **options)))
+        runs.append(split(layer, grouped_step(layer, x, dy, SPLITS, recipe, function=function, **options)))
     return all(equal_bits(a, b) for a, b in zip(*runs, strict=True))
 
 
@@ -179,7 +179,7 @@ def test_main_grad_and_microbatches(recipe, compiled, compiler, equal_bits):
     x, dy = inputs(SPLITS)
     for first in (True, False, None):
         runs = [
-            step(layer, x, dy, SPLITS, recipe, function=function, is_first_microbatch=first)[:2]
+            grouped_step(layer, x, dy, SPLITS, recipe, function=function, is_first_microbatch=first)[:2]
             for layer, function in zip(layers, functions, strict=True)
         ]
         assert all(equal_bits(a, b) for a, b in zip(*runs, strict=True))
@@ -195,7 +195,7 @@ def test_delayed_weight_gradients(recipe, equal_bits):
     layers = pair(recipe, delay_wgrad_compute=True)
     x, dy = inputs(SPLITS)
     for layer in layers:
-        step(layer, x, dy, SPLITS, recipe)
+        grouped_step(layer, x, dy, SPLITS, recipe)
         layer.backward_dw()
     assert equal_bits(layers[1].weight.grad, torch.stack([w.grad for w in layers[0].weights("").values()]))
 

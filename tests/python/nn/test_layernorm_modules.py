@@ -21,7 +21,7 @@ def recipe(request):
     return request.param
 
 
-def train(module, recipe, function=None, steps=3):
+def results_of_steps(module, recipe, function=None, steps=3):
     """Results and gradients of some steps, with inputs that grow, so that a wrong delayed scale shows."""
     found = []
     for step in range(steps):
@@ -44,8 +44,8 @@ def train(module, recipe, function=None, steps=3):
 @pytest.mark.parametrize("make", [make_linear, make_mlp])
 def test_equals_its_parts_bit_for_bit(make, normalization, zero_centered, recipe, equal_bits, device):
     fused = make(normalization, zero_centered_gamma=zero_centered)
-    expected = train(Parts(fused), recipe)
-    assert all(map(equal_bits, expected, train(fused.to(device), recipe)))
+    expected = results_of_steps(Parts(fused), recipe)
+    assert all(map(equal_bits, expected, results_of_steps(fused.to(device), recipe)))
 
 
 @pytest.mark.cpu_only
@@ -58,14 +58,14 @@ def test_with_quantized_weights_they_equal_their_parts_too(make, recipe, equal_b
         fused, parts = make().to(device), Parts(plain)
     fused.load_state_dict(plain.state_dict())
     quire.set_rng_state(fused, quire.rng_state(plain))
-    assert all(map(equal_bits, train(parts, recipe), train(fused, recipe)))
+    assert all(map(equal_bits, results_of_steps(parts, recipe), results_of_steps(fused, recipe)))
     weights = [p for p in fused.parameters() if p.dim() == 2]
     assert all(isinstance(w, quire.QuantizedTensor) and type(w.grad) is torch.Tensor for w in weights)
 
 
 def test_checkpointing_changes_nothing_but_memory(recipe, equal_bits, device):
     plain, checkpointed = make_mlp(), make_mlp(checkpoint=True).to(device)
-    assert all(map(equal_bits, train(plain, recipe), train(checkpointed, recipe)))
+    assert all(map(equal_bits, results_of_steps(plain, recipe), results_of_steps(checkpointed, recipe)))
     saved = {}
     for module in (plain, checkpointed):
         sizes = []
@@ -217,7 +217,13 @@ def test_moves_copies_and_pickles(make, recipe, equal_bits):
     empty.to_empty(device="cpu").load_state_dict(module.state_dict())
     quire.set_rng_state(empty, quire.rng_state(module))
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), empty):
-        assert all(map(equal_bits, train(copy.deepcopy(module), recipe, steps=1), train(other, recipe, steps=1)))
+        assert all(
+            map(
+                equal_bits,
+                results_of_steps(copy.deepcopy(module), recipe, steps=1),
+                results_of_steps(other, recipe, steps=1),
+            )
+        )
 
 
 def test_init_methods_are_called():

@@ -50,7 +50,7 @@ def x_of(module, step, rows=33):
     return (4.0**step * torch.randn(rows, len(norm), generator=generator)).to(norm).requires_grad_()
 
 
-def train(module, recipe, function=None, microbatches=(None,), steps=2, **call):
+def results_of_steps(module, recipe, function=None, microbatches=(None,), steps=2, **call):
     """Everything that some steps compute."""
     found, function = [], module if function is None else function
     for weight in weights(module).values():
@@ -86,8 +86,8 @@ def not_refused(option, module, recipe):
 def test_an_option_does_what_it_does_for_linear(option, module, recipe, device):
     (constructor, call), make, recipe = OPTIONS[option], MODULES[module], RECIPES[recipe]
     fused = make(**constructor)
-    expected = train(Parts(fused), recipe, **call)
-    assert same(train(fused.to(device), recipe, **call), expected)
+    expected = results_of_steps(Parts(fused), recipe, **call)
+    assert same(results_of_steps(fused.to(device), recipe, **call), expected)
     for name, weight in weights(fused).items():
         external_wgrad = constructor.get("fuse_wgrad_accumulation", False)
         assert (weight.grad is None) == external_wgrad, name
@@ -101,15 +101,15 @@ def test_an_option_does_what_it_does_for_linear(option, module, recipe, device):
 def test_a_backward_override_does_what_it_does_for_linear(override, module, option, device):
     constructor, call = OPTIONS.get(option, ({}, {}))
     fused, recipe = MODULES[module](**constructor), OVERRIDDEN[override]
-    expected = train(Parts(fused), recipe, **call)
-    assert same(train(fused.to(device), recipe, **call), expected)
+    expected = results_of_steps(Parts(fused), recipe, **call)
+    assert same(results_of_steps(fused.to(device), recipe, **call), expected)
 
 
 @pytest.mark.parametrize("override", OVERRIDDEN | WEIGHT_ONLY)
 def test_a_compiled_backward_override_has_the_bits_of_eager(override, compiler):
     fused, recipe = MODULES["mlp_checkpoint"](**FUSED), (OVERRIDDEN | WEIGHT_ONLY)[override]
-    expected = train(copy.deepcopy(fused), recipe)
-    assert same(train(fused, recipe, compiler(fused)), expected)
+    expected = results_of_steps(copy.deepcopy(fused), recipe)
+    assert same(results_of_steps(fused, recipe, compiler(fused)), expected)
 
 
 # ---------------------------------------------------------------- weights that are quantized once
@@ -140,10 +140,10 @@ def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make,
     fused = make(**FUSED)
     parts = Parts(fused)
     cycle = {"microbatches": (True, False, False)}
-    expected = train(parts, recipe, **cycle)
+    expected = results_of_steps(parts, recipe, **cycle)
     fused.to(device)
     with Quantizations() as quantizations:
-        assert same(train(fused, recipe, **cycle), expected)
+        assert same(results_of_steps(fused, recipe, **cycle), expected)
     assert set(quantizations.of(fused)) == {2}  # steps
 
 

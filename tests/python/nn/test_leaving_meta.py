@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import quire
-from every_feature import LAYERS, call, train
+from every_feature import LAYERS
 from every_recipe import ALL, in_any_precision
-from steps import same
+from steps import call, same, train
 
 pytestmark = pytest.mark.any_device
 

@@ -12,7 +12,7 @@ import quire
 from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, every_recipe, in_any_precision, ways
 from pairwise import pairwise
 from quire import recipe as recipes
-from steps import same
+from steps import same, step
 
 pytestmark = pytest.mark.any_device
 
@@ -21,16 +21,12 @@ pytestmark = pytest.mark.any_device
 def run(compiler):
     """(layer, function of x, x, recipe, compiled) -> y, dx, dw, db from the same random state."""
 
-    def step(layer, function, x, recipe, compiled=False):
-        layer.zero_grad()
+    def of_one_step(layer, function, x, recipe, compiled=False):
         layer.sr_state[1] = 0
-        x = x.detach().requires_grad_(x.requires_grad)
-        with quire.autocast(enabled=recipe is not None, recipe=recipe):
-            y = (compiler(function) if compiled else function)(x)
-        y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype))
-        return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+        function = compiler(function) if compiled else function
+        return step(layer, x, recipe, function=function, dx=x.requires_grad, backward_dw=False)
 
-    return step
+    return of_one_step
 
 
 # ---------------------------------------------------------------- gradients of the weight

@@ -12,7 +12,7 @@ from quire import recipe as recipes
 pytestmark = pytest.mark.any_device
 
 
-def make(recipe, grad=False, **options):
+def make_quantized(recipe, grad=False, **options):
     """A model of quantized weights; ragged sizes, so that tiles are padded."""
     torch.manual_seed(4)
     with torch.set_grad_enabled(grad), quire.quantized_model_init(recipe=recipe, **options):
@@ -46,7 +46,7 @@ def interleaved_bytes(lines):
 @pytest.mark.parametrize(("recipe", "compiled"), [*((name, False) for name in ALL), ("mxfp8", True), ("nvfp4", True)])
 def test_a_prepacked_model_gives_the_same_bits(recipe, compiled, compiler, equal_bits):
     recipe = ALL[recipe]
-    model, packed = make(recipe), make(recipe)
+    model, packed = make_quantized(recipe), make_quantized(recipe)
     quire.prepack_weights(packed)
     function = compiler(packed, backend="inductor") if compiled else packed
     with torch.no_grad(), quire.autocast(recipe=recipe):
@@ -58,7 +58,7 @@ def test_a_prepacked_model_gives_the_same_bits(recipe, compiled, compiler, equal
 
 @every_recipe
 def test_prepacking_moves_bytes_as_documented_and_unpacking_moves_them_back(recipe):
-    model = make(recipe)
+    model = make_quantized(recipe)
     before, parameters = codes(model), weights(model)
     quire.prepack_weights(model)
     assert all(w is p for w, p in zip(weights(model), parameters, strict=True))
@@ -82,7 +82,7 @@ def test_prepacking_moves_bytes_as_documented_and_unpacking_moves_them_back(reci
 def test_gradients_through_prepacked_weights_are_the_same(recipe, equal_bits):
     results = []
     for prepacks in (False, True):
-        model = make(recipe, grad=True)
+        model = make_quantized(recipe, grad=True)
         if prepacks:
             quire.prepack_weights(model)
         x = torch.randn(5, 70, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -96,7 +96,7 @@ def test_gradients_through_prepacked_weights_are_the_same(recipe, equal_bits):
 def test_an_optimizer_steps_prepacked_weights_as_plain_ones(equal_bits):
     recipe, values = ALL["mxfp8"], []
     for prepacks in (False, True):
-        model = make(recipe, grad=True, keep_master=True)
+        model = make_quantized(recipe, grad=True, keep_master=True)
         if prepacks:
             quire.prepack_weights(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -110,7 +110,7 @@ def test_an_optimizer_steps_prepacked_weights_as_plain_ones(equal_bits):
 @every_recipe
 def test_state_dicts_of_either_order_load_into_parameters_of_either(recipe):
     for saved_packed, loaded_packed in ((True, False), (False, True), (True, True)):
-        saved, loaded = make(recipe), make(recipe)
+        saved, loaded = make_quantized(recipe), make_quantized(recipe)
         for model, packs in ((saved, saved_packed), (loaded, loaded_packed)):
             for w in weights(model):
                 w.data.copy_(torch.randn(w.shape) * (1 if model is saved else 2))
@@ -171,7 +171,7 @@ def test_kept_codes_of_groups_change_no_bit(recipe, equal_bits):
 
 def test_a_prepacked_model_is_exported(equal_bits):
     recipe = ALL["mxfp8"]
-    model = make(recipe).requires_grad_(False)
+    model = make_quantized(recipe).requires_grad_(False)
     quire.prepack_weights(model)
     x = torch.randn(4, 70)
     with torch.no_grad(), quire.autocast(recipe=recipe):
@@ -201,7 +201,7 @@ def test_what_cannot_be_prepacked_is_refused_in_words():
     with pytest.raises(TypeError, match="model"):
         quire.prepack_weights(plain.weight)
     swizzled = recipes.CustomRecipe({"x": "mxfp8", "w": "mxfp8:swizzled", "dy": "mxfp8"}.get)
-    model = make(swizzled)
+    model = make_quantized(swizzled)
     with pytest.raises(RuntimeError, match="scales lie in one order"):
         quire.prepack_weights(model)
     assert weights(model)[0].spec_text == "mxfp8:swizzled"

@@ -87,7 +87,7 @@ class Model(torch.nn.Module):
         return x + self.down(torch.nn.functional.relu(self.up(x)))
 
 
-def train(model, make_optimizer, recipe, function=None, steps=4):
+def losses_of_steps(model, make_optimizer, recipe, function=None, steps=4):
     optimizer, losses = make_optimizer(model.parameters()), []
     for i in range(steps):
         x = torch.randn(32, 48, generator=torch.Generator().manual_seed(i)).to(model.up.bias.device)
@@ -100,7 +100,7 @@ def train(model, make_optimizer, recipe, function=None, steps=4):
     return losses
 
 
-def make(recipe=None, **options):
+def make_model(recipe=None, **options):
     torch.manual_seed(2)
     with quire.quantized_model_init(recipe is not None, recipe=recipe, **options):
         return Model()
@@ -108,51 +108,54 @@ def make(recipe=None, **options):
 
 @pytest.mark.parametrize("name", ["sgd_foreach", "adamw", "adamw_foreach", "adamw_fused"])
 def test_with_a_master_training_is_that_of_plain_weights(any_recipe, name, device):
-    plain, quantized = make().to(device), make(any_recipe, keep_master=True).to(device)
-    expected = train(plain, OPTIMIZERS[name], any_recipe)
-    assert train(quantized, OPTIMIZERS[name], any_recipe) == expected and len(set(expected)) == 4
+    plain, quantized = make_model().to(device), make_model(any_recipe, keep_master=True).to(device)
+    expected = losses_of_steps(plain, OPTIMIZERS[name], any_recipe)
+    assert losses_of_steps(quantized, OPTIMIZERS[name], any_recipe) == expected and len(set(expected)) == 4
     assert torch.equal(quantized.up.weight.master, plain.up.weight)
 
 
 @pytest.mark.parametrize("name", ["fp8_current", "fp8_block", "mxfp8"])
 def test_without_one_training_still_learns_in_eight_bits(name, compiler):
     recipe = quire.recipe.from_name(name)
-    losses = train(make(recipe), OPTIMIZERS["adamw"], recipe, steps=30)
+    losses = losses_of_steps(make_model(recipe), OPTIMIZERS["adamw"], recipe, steps=30)
     assert losses[-1] < losses[0]  # by how much, depends on roundings
-    model = make(recipe)
-    assert train(model, OPTIMIZERS["adamw"], recipe, compiler(model), steps=30) == losses and compiler.graphs == 1
+    model = make_model(recipe)
+    assert (
+        losses_of_steps(model, OPTIMIZERS["adamw"], recipe, compiler(model), steps=30) == losses
+        and compiler.graphs == 1
+    )
 
 
 @pytest.mark.parametrize("keep_master", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adamw_foreach"])
 def test_a_compiled_optimizer_makes_the_same_updates(recipe, compiler, name, keep_master):
-    eager, model = (make(recipe, keep_master=keep_master) for _ in range(2))
+    eager, model = (make_model(recipe, keep_master=keep_master) for _ in range(2))
 
     def compiled(parameters):
         optimizer = OPTIMIZERS[name](parameters)
         optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
         return optimizer
 
-    losses = train(model, compiled, recipe)
+    losses = losses_of_steps(model, compiled, recipe)
     if name == "sgd":
-        assert losses == train(eager, OPTIMIZERS[name], recipe) and same(model.up.weight, eager.up.weight)
+        assert losses == losses_of_steps(eager, OPTIMIZERS[name], recipe) and same(model.up.weight, eager.up.weight)
     else:  # PyTorch's compiled AdamW computes its factors in another way than its eager one
-        assert losses == pytest.approx(train(eager, OPTIMIZERS[name], recipe), rel=1e-3)
+        assert losses == pytest.approx(losses_of_steps(eager, OPTIMIZERS[name], recipe), rel=1e-3)
     if keep_master:
         assert same(model.up.weight, quire.quantize(model.up.weight.master, recipe.weight_spec, columnwise=True))
 
 
 def test_training_resumes_exactly(recipe):
-    model = make(recipe, keep_master=True)
-    train(model, OPTIMIZERS["sgd"], recipe)
-    other = make(recipe, keep_master=True)
+    model = make_model(recipe, keep_master=True)
+    losses_of_steps(model, OPTIMIZERS["sgd"], recipe)
+    other = make_model(recipe, keep_master=True)
     other.load_state_dict(model.state_dict())
     quire.set_rng_state(other, quire.rng_state(model))
-    assert train(other, OPTIMIZERS["sgd"], recipe) == train(model, OPTIMIZERS["sgd"], recipe)
+    assert losses_of_steps(other, OPTIMIZERS["sgd"], recipe) == losses_of_steps(model, OPTIMIZERS["sgd"], recipe)
 
 
 def test_gradients_are_accumulated_clipped_and_assigned(recipe):
-    model = make(recipe)
+    model = make_model(recipe)
     for _ in range(2):
         with quire.autocast(recipe=recipe):
             model(torch.ones(8, 48)).sum().backward()

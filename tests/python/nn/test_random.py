@@ -11,7 +11,7 @@ pytestmark = pytest.mark.any_device
 NV = NVFP4BlockScaling()
 
 
-def train(layers, x, steps, recipe=NV):
+def gradients_of_steps(layers, x, steps, recipe=NV):
     """Gradients of each step."""
     out = []
     for _ in range(steps):
@@ -48,7 +48,7 @@ def test_seeds_differ_between_layers_and_repeat_with_torch_seed(model):
 
 
 def test_the_counter_advances_once_per_backward_and_layer(model, x):
-    train(model, x, 3)
+    gradients_of_steps(model, x, 3)
     assert counters(model) == [3, 3]
     with quire.autocast(recipe=NV):
         model(x), model(x)
@@ -56,19 +56,19 @@ def test_the_counter_advances_once_per_backward_and_layer(model, x):
 
 
 def test_rounding_differs_from_step_to_step_and_only_by_the_counter(model, x, equal_bits):
-    first, second = train(model, x, 2)
+    first, second = gradients_of_steps(model, x, 2)
     assert not equal_bits(first[0], second[0])
     for layer in (model[0], model[2]):
         layer.sr_state[1] = 0
-    (again,) = train(model, x, 1)
+    (again,) = gradients_of_steps(model, x, 1)
     assert all(equal_bits(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_rounding_differs_with_the_seed(model, x, equal_bits):
-    (first,) = train(model, x, 1)
+    (first,) = gradients_of_steps(model, x, 1)
     state = {name: torch.tensor([value[0] + 1, 0]) for name, value in quire.rng_state(model).items()}
     quire.set_rng_state(model, state)
-    (second,) = train(model, x, 1)
+    (second,) = gradients_of_steps(model, x, 1)
     assert not equal_bits(first[2], second[2])
 
 
@@ -88,17 +88,17 @@ def test_the_two_directions_of_dy_draw_from_the_offsets_of_the_contract(model, x
 
 def test_a_recipe_that_rounds_to_nearest_uses_no_state(model, x):
     for recipe in (MXFP8BlockScaling(), NVFP4BlockScaling(disable_stochastic_rounding=True)):
-        train(model, x, 2, recipe)
+        gradients_of_steps(model, x, 2, recipe)
     assert counters(model) == [0, 0]
 
 
 def test_a_run_can_be_continued_exactly(model, x, equal_bits):
-    train(model, x, 2)
+    gradients_of_steps(model, x, 2)
     kept = quire.rng_state(model)
-    expected = train(model, x, 2)
+    expected = gradients_of_steps(model, x, 2)
     assert counters(model) == [4, 4] and [v[1].item() for v in kept.values()] == [2, 2]  # a copy, not a view
     quire.set_rng_state(model, kept)
-    for a, b in zip(expected, train(model, x, 2), strict=True):
+    for a, b in zip(expected, gradients_of_steps(model, x, 2), strict=True):
         assert all(equal_bits(p, q) for p, q in zip(a, b, strict=True))
 
 
@@ -132,10 +132,10 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, words, 
 
 
 def test_compiled_training_rounds_as_eager_training(model, x, compiler, equal_bits):
-    eager = train(model, x, 3)
+    eager = gradients_of_steps(model, x, 3)
     for layer in (model[0], model[2]):
         layer.sr_state[1] = 0
-    compiled = train(compiler(model), x, 3)
+    compiled = gradients_of_steps(compiler(model), x, 3)
     assert compiler.graphs == 1 and counters(model) == [3, 3]
     for a, b in zip(eager, compiled, strict=True):
         assert all(equal_bits(p, q) for p, q in zip(a, b, strict=True))

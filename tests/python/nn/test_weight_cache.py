@@ -26,12 +26,12 @@ class WeightQuantizations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def make(dtype=torch.float32):
+def make_linear(dtype=torch.float32):
     torch.manual_seed(1)
     return quire.Linear(64, 48, params_dtype=dtype)
 
 
-def step(layer, x, recipe, **options):
+def forward(layer, x, recipe, **options):
     layer.sr_state[1] = 0
     with quire.autocast(recipe=recipe):
         y = layer(x, **options)
@@ -40,7 +40,7 @@ def step(layer, x, recipe, **options):
 
 @every_recipe
 def test_microbatches_after_the_first_use_its_codes(recipe):
-    layer, plain = make(), make()
+    layer, plain = make_linear(), make_linear()
     with WeightQuantizations(layer.weight.shape) as counted:
         for first in (True, False, False):
             x = torch.randn(5, 64, requires_grad=True)
@@ -48,7 +48,7 @@ def test_microbatches_after_the_first_use_its_codes(recipe):
             for model, options in ((layer, {"is_first_microbatch": first}), (plain, {})):
                 x.grad = None
                 before = counted.count
-                y = step(model, x, recipe, **options)
+                y = forward(model, x, recipe, **options)
                 y.sum().backward()
                 if model is plain:
                     counted.count = before
@@ -60,31 +60,31 @@ def test_microbatches_after_the_first_use_its_codes(recipe):
 
 
 def test_a_weight_that_is_not_quantized_does_not_move_its_slot():
-    layer, recipe = make(), ALL["delayed"]
-    step(layer, torch.randn(5, 64), recipe, is_first_microbatch=True).sum().backward()
-    step(layer, torch.randn(5, 64), recipe, is_first_microbatch=False).sum().backward()
+    layer, recipe = make_linear(), ALL["delayed"]
+    forward(layer, torch.randn(5, 64), recipe, is_first_microbatch=True).sum().backward()
+    forward(layer, torch.randn(5, 64), recipe, is_first_microbatch=False).sum().backward()
     scale = layer.delayed.fwd_scale[1].clone()
     assert scale != 1 and layer.delayed.fwd_amax[1] == 0 and layer.delayed.fwd_amax[0] > 0
-    step(layer, torch.randn(5, 64), recipe, is_first_microbatch=False)
+    forward(layer, torch.randn(5, 64), recipe, is_first_microbatch=False)
     assert layer.delayed.fwd_scale[1] == scale
 
 
 @pytest.mark.parametrize("first", [None, False])
 def test_the_kept_codes_are_used_only_by_those_that_ask(first):
-    layer = make()
+    layer = make_linear()
     with WeightQuantizations(layer.weight.shape) as counted:
-        step(layer, torch.randn(5, 64), ALL["mxfp8"], is_first_microbatch=True)
-        step(layer, torch.randn(5, 64), ALL["mxfp8"], is_first_microbatch=first)
-        step(layer, torch.randn(5, 64), ALL["fp8_current"], is_first_microbatch=first)  # another spec
+        forward(layer, torch.randn(5, 64), ALL["mxfp8"], is_first_microbatch=True)
+        forward(layer, torch.randn(5, 64), ALL["mxfp8"], is_first_microbatch=first)
+        forward(layer, torch.randn(5, 64), ALL["fp8_current"], is_first_microbatch=first)  # another spec
     assert counted.count == (3 if first is None else 2)
 
 
 def test_codes_of_another_spec_are_not_used():
-    layer, x = make(), torch.randn(5, 64)
+    layer, x = make_linear(), torch.randn(5, 64)
     quire.quantize_weights(layer, ALL["mxfp8"])
     with WeightQuantizations(layer.weight.shape) as counted:
-        assert torch.equal(step(layer, x, ALL["fp8_current"]), step(make(), x, ALL["fp8_current"]))
-        assert torch.equal(step(layer, x, ALL["mxfp8"]), step(make(), x, ALL["mxfp8"]))
+        assert torch.equal(forward(layer, x, ALL["fp8_current"]), forward(make_linear(), x, ALL["fp8_current"]))
+        assert torch.equal(forward(layer, x, ALL["mxfp8"]), forward(make_linear(), x, ALL["mxfp8"]))
     assert counted.count == 3  # all but the last of the layer
 
 
@@ -100,17 +100,17 @@ def optimizers():
 @every_recipe
 @pytest.mark.parametrize("optimizer", optimizers())
 def test_a_weight_is_quantized_once_an_optimizer_step(recipe, optimizer):
-    layer, plain = make(), make()
+    layer, plain = make_linear(), make_linear()
     optimizer, reference = (optimizers()[optimizer](m.parameters()) for m in (layer, plain))
     with WeightQuantizations(layer.weight.shape) as counted:
         quire.quantize_weights(layer, recipe, optimizer)
         for steps in range(1, 4):
             for _ in range(2):
                 x = torch.randn(5, 64)
-                y = step(layer, x, recipe)
+                y = forward(layer, x, recipe)
                 y.square().sum().backward()
                 before = counted.count
-                expected = step(plain, x, recipe)
+                expected = forward(plain, x, recipe)
                 expected.square().sum().backward()
                 counted.count = before
                 if not recipe.delayed():
@@ -122,14 +122,14 @@ def test_a_weight_is_quantized_once_an_optimizer_step(recipe, optimizer):
 
 def test_weights_that_are_kept_move_their_slot_of_delayed_scaling():
     """Else they would be quantized by the scale 1 for ever: codes of small weights would be subnormal, or 0."""
-    layer, recipe = make(), ALL["delayed"]
+    layer, recipe = make_linear(), ALL["delayed"]
     with torch.no_grad():
         layer.weight.mul_(1e-4)
     optimizer = torch.optim.SGD(layer.parameters(), 1e-6)
     quire.quantize_weights(layer, recipe, optimizer)
     amaxes = [layer.weight.detach().abs().max()]
     for _ in range(2):
-        step(layer, torch.randn(5, 64), recipe).sum().backward()
+        forward(layer, torch.randn(5, 64), recipe).sum().backward()
         optimizer.step()
         amaxes.append(layer.weight.detach().abs().max())
     with quire.autocast(recipe=recipe):
@@ -163,7 +163,7 @@ def one_element(layer):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_stale_codes_are_never_used(change, way, compiled, grad, compiler):
-    layer, recipe, x = make(), ALL["mxfp8"], torch.randn(5, 64)
+    layer, recipe, x = make_linear(), ALL["mxfp8"], torch.randn(5, 64)
     options = {} if way == "quantize_weights" else {"is_first_microbatch": False}
 
     def use(x):
@@ -172,26 +172,26 @@ def test_stale_codes_are_never_used(change, way, compiled, grad, compiler):
     function = compiler(use) if compiled else use
     with torch.set_grad_enabled(grad), quire.autocast(recipe=recipe):
         quire.quantize_weights(layer) if way == "quantize_weights" else layer(x, is_first_microbatch=True)
-        assert torch.equal(function(x), make()(x))
+        assert torch.equal(function(x), make_linear()(x))
         change(layer)
         with pytest.raises(RuntimeError, match="the weight has changed since it was quantized"):
             function(x)
         quire.quantize_weights(layer) if way == "quantize_weights" else layer(x, is_first_microbatch=True)
-        other = make()
+        other = make_linear()
         other.load_state_dict(layer.state_dict())
         assert torch.equal(function(x), other(x))
 
 
 def test_codes_outlive_switches_between_train_and_eval_and_between_grad_modes():
-    layer, recipe, x = make(), ALL["nvfp4"], torch.randn(5, 64, requires_grad=True)
+    layer, recipe, x = make_linear(), ALL["nvfp4"], torch.randn(5, 64, requires_grad=True)
     with torch.no_grad():
         quire.quantize_weights(layer, recipe)
-    expected = step(make(), x, recipe)
+    expected = forward(make_linear(), x, recipe)
     with WeightQuantizations(layer.weight.shape) as counted:
         for training in (False, True, False):
             layer.train(training)
             with torch.set_grad_enabled(training):
-                y = step(layer, x, recipe)
+                y = forward(layer, x, recipe)
             assert torch.equal(y, expected)
             if training:
                 y.sum().backward()
@@ -201,7 +201,7 @@ def test_codes_outlive_switches_between_train_and_eval_and_between_grad_modes():
 @every_recipe
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_microbatches_need_two_graphs_and_give_the_bits_of_eager(recipe, backend, compiler):
-    layer, eager = make(), make()
+    layer, eager = make_linear(), make_linear()
     function = compiler(lambda x, first: layer(x, is_first_microbatch=first), backend=backend)
     for _ in range(2):
         inputs = [torch.randn(5, 64) for _ in range(3)]
@@ -226,7 +226,7 @@ def test_microbatches_need_two_graphs_and_give_the_bits_of_eager(recipe, backend
 
 
 def test_moving_or_converting_drops_the_codes():
-    layer = make()
+    layer = make_linear()
     quire.quantize_weights(layer, ALL["mxfp8"])
     assert layer.kept_weight is not None
     assert layer.double().float().kept_weight is None

@@ -7,6 +7,7 @@ import torch
 
 import quire
 from every_recipe import ALL, DEFAULTS, VARIANTS, each
+from steps import step
 
 pytestmark = pytest.mark.any_device
 
@@ -20,23 +21,13 @@ MODELS = {
 }
 
 
-def step(layer, x, recipe, dy=None):
-    """y, dx, dw."""
-    x = x.detach().requires_grad_()
-    layer.zero_grad()
-    with quire.autocast(recipe=recipe):
-        y = layer(x)
-    y.backward(torch.ones_like(y) if dy is None else dy)
-    return y.detach(), x.grad, layer.weight.grad
-
-
 @each_value
 @every_kind
 def test_a_weight_that_is_not_finite_does_not_vanish(recipe, value, make_layer, make_x):
     layer, x = make_layer(bias=False), make_x(48, 96)
     with torch.no_grad():
         layer.weight[5, 7] = value
-    y, dx, _ = step(layer, x, recipe)
+    y, dx, _ = step(layer, x, recipe, dy=torch.ones_like)
     assert not y[:, 5].isfinite().any() and not dx[:, 7].isfinite().any()
 
 
@@ -45,7 +36,7 @@ def test_a_weight_that_is_not_finite_does_not_vanish(recipe, value, make_layer, 
 def test_an_input_that_is_not_finite_does_not_vanish(recipe, value, make_layer, make_x):
     layer, x = make_layer(bias=False), make_x(48, 96).detach()
     x[3, 9] = value
-    y, _, dw = step(layer, x, recipe)
+    y, _, dw = step(layer, x, recipe, dy=torch.ones_like)
     assert not y[3].isfinite().any() and not dw[:, 9].isfinite().any()
 
 
@@ -55,7 +46,7 @@ def test_a_gradient_that_is_not_finite_does_not_vanish(recipe, value, make_layer
     layer, x = make_layer(bias=False), make_x(48, 96)
     dy = torch.ones(48, 64, dtype=x.dtype)
     dy[2, 4] = value
-    _, dx, dw = step(layer, x, recipe, dy)
+    _, dx, dw = step(layer, x, recipe, dy=lambda y: dy)
     assert not dx[2].isfinite().any() and not dw[4].isfinite().any()
 
 
@@ -89,7 +80,7 @@ def test_a_prepacked_weight_that_is_not_finite_does_not_vanish(recipe, value):
 
 @every_kind
 def test_a_finite_call_stays_finite(recipe, make_layer, make_x):
-    assert all(tensor.isfinite().all() for tensor in step(make_layer(), make_x(48, 96), recipe))
+    assert all(tensor.isfinite().all() for tensor in step(make_layer(), make_x(48, 96), recipe, dy=torch.ones_like))
 
 
 @every_kind

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import quire
-from every_feature import LAYERS, call
+from every_feature import LAYERS
+from steps import call
 
 pytestmark = pytest.mark.any_device
 

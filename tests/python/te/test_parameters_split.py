@@ -44,7 +44,7 @@ def test_parts_have_names_and_the_values_of_the_whole(make_pair):
     assert equal_parts.bias is None and equal_parts.bias_names == ()
 
 
-def step(layer, called, x, recipe):
+def gradients_of_the_whole(layer, called, x, recipe):
     """y and the gradients of x, of the whole weight and of the whole bias. called: the layer, or it compiled."""
     layer.zero_grad()
     layer.sr_state[1] = 0
@@ -60,7 +60,7 @@ def test_a_step_has_the_bits_of_the_whole_layer(make_pair, make_x, any_recipe, c
     for function in (split, compiler(split)):
         results = []
         for layer, called in ((whole, whole), (split, function)):
-            results.append(step(layer, called, make_x(48, 96), any_recipe))
+            results.append(gradients_of_the_whole(layer, called, make_x(48, 96), any_recipe))
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -86,7 +86,7 @@ def test_a_layer_with_a_norm_computes_as_the_whole_one(make_pair, make_x, compil
     for function in (split, compiler(split)):
         results = []
         for layer, called in ((whole, whole), (split, function)):
-            found = step(layer, called, make_x(48, 96), "nvfp4")
+            found = gradients_of_the_whole(layer, called, make_x(48, 96), "nvfp4")
             results.append((*found, layer.layer_norm_weight.grad, layer.layer_norm_bias.grad))
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 

@@ -12,7 +12,7 @@ from every_recipe import ways
 pytestmark = pytest.mark.any_device
 
 
-def make(spec="mxfp8", dtype=torch.float32):
+def make_activation(spec="mxfp8", dtype=torch.float32):
     """A quantized tensor that has a gradient, the tensor that it is of, and a leaf with the decoded values."""
     x = torch.randn(4, 8, 64, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     q = quire.quantize(x, spec, columnwise=True)
@@ -34,7 +34,7 @@ USES = {
 
 def agree(function, dtype):
     """The results of USES, and their gradients, are those of a plain tensor."""
-    q, x, plain = make(dtype=dtype)
+    q, x, plain = make_activation(dtype=dtype)
     z = torch.randn(4, 8, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     for found, expected in zip(function(q, z), [use(plain, z) for use in USES.values()], strict=True):
         assert type(found) is torch.Tensor and torch.equal(found, expected)
@@ -61,7 +61,7 @@ def test_functions_and_methods_take_the_decoded_values_in_a_graph(compiler):
 
 @pytest.mark.parametrize("product", [lambda y, z: y @ z, lambda y, z: z @ y], ids=["left", "right"])
 def test_a_graph_refuses_the_operator_of_matmuls_which_dynamo_would_exchange(product, compiler):
-    q, _, plain = make()
+    q, _, plain = make_activation()
     z = torch.randn(4, 64, 8)
     assert torch.equal(product(q, z), product(plain, z))
     with pytest.raises(Exception, match="Dynamo exchanges the operands of @"):
@@ -93,7 +93,7 @@ def test_it_can_be_an_input_of_an_exported_program(strict, tmp_path):
         def forward(self, q, x):
             return (q - x).square().sum(-1) + q.mean(-1)
 
-    q, x, plain = make("nvfp4")
+    q, x, plain = make_activation("nvfp4")
     program = torch.export.export(Uses(), (q, x), strict=strict)
     torch.export.save(program, tmp_path / "program.pt2")
     for each in (program, torch.export.load(tmp_path / "program.pt2")):
@@ -102,7 +102,7 @@ def test_it_can_be_an_input_of_an_exported_program(strict, tmp_path):
 
 @pytest.mark.cpu_only
 def test_backward_and_hooks_are_those_of_the_tensor():
-    q, x, _ = make()
+    q, x, _ = make_activation()
     seen = []
     q.register_hook(seen.append)
     q.retain_grad()
@@ -123,7 +123,7 @@ def test_backward_and_hooks_are_those_of_the_tensor():
     ],
 )
 def test_it_cannot_be_written_to(write, compiled, compiler):
-    q = make()[0]
+    q = make_activation()[0]
     before = [buffer.clone() for buffer in q.buffers if buffer is not None]
     with pytest.raises(Exception, match="cannot be written; use dequantize|TypeError|[Oo]bserved exception") as raised:
         (compiler(write, "aot_eager") if compiled else write)(q)
@@ -132,7 +132,7 @@ def test_it_cannot_be_written_to(write, compiled, compiler):
 
 
 def test_what_it_has_not_says_so():
-    q = make()[0]
+    q = make_activation()[0]
     for name in ("data_ptr", "untyped_storage", "stride", "no_such_name", "_data", "layers"):
         assert not hasattr(q, name)
     with pytest.raises(AttributeError, match="'QuantizedActivation' object has no attribute 'no_such_name'"):
@@ -144,7 +144,7 @@ def test_what_it_has_not_says_so():
 
 @pytest.mark.parametrize("spec", ["fp8_tensor", "fp8_block", "mxfp8", "nvfp4"])
 def test_it_has_the_buffers_of_a_quantized_tensor_and_pickles(spec):
-    q = make(spec)[0]
+    q = make_activation(spec)[0]
     plain = q.detach()
     for name in quire.tensor.BUFFER_NAMES:
         one, other = getattr(q, name), getattr(plain, name)

@@ -85,7 +85,7 @@ def test_a_state_dict_carries_it_into_a_module_of_the_same_bytes():
     assert state_dict_loaded(plain).origin is None
 
 
-def step(optimizer: type, **options) -> None:
+def by_optimizer(optimizer: type, **options) -> None:
     def write(q: torch.Tensor) -> None:
         q.grad = torch.ones(q.shape)
         optimizer([q], **options).step()
@@ -112,9 +112,9 @@ WRITE = {
     "data=": lambda q: setattr(q, "data", torch.ones(q.shape)),
     "a buffer": lambda q: q.rowwise_data.zero_(),
     "an alias": lambda q: q.detach().add_(1.0),
-    "sgd": step(torch.optim.SGD, lr=0.5),
-    "adamw foreach": step(torch.optim.AdamW, foreach=True),
-    "adamw fused": step(torch.optim.AdamW, fused=True),
+    "sgd": by_optimizer(torch.optim.SGD, lr=0.5),
+    "adamw foreach": by_optimizer(torch.optim.AdamW, foreach=True),
+    "adamw fused": by_optimizer(torch.optim.AdamW, fused=True),
     "compiled": compiled,
 }
 
