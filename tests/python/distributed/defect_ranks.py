@@ -18,7 +18,7 @@ from python.distributed.style_ranks import converted, mesh, model, model_data, p
 from python.distributed.sums import assert_same_sums
 from quire.distributed import Parallel
 
-DIVIDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
+SHARDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
 
 
 class Operators(TorchDispatchMode):
@@ -37,12 +37,12 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-# ---------------------------------------------------------------- divided layers
+# ---------------------------------------------------------------- sharded layers
 
 
 def part_of_zeros(rank, recipe):
     """One process has zeros only, of w, x and dy. The layer is that of one process, whose amaxes are not 0."""
-    for (mode, sequence), styled in [(way, styled) for way in DIVIDED for styled in (False, True)]:
+    for (mode, sequence), styled in [(way, styled) for way in SHARDED for styled in (False, True)]:
         case = Case(recipe, "Linear", mode, sequence)
         whole = case.make(None)
         with torch.no_grad():
@@ -66,15 +66,15 @@ def group_of_one(rank):
     group = [distributed.new_group([each]) for each in range(2)][rank]
     alone = DeviceMesh.from_group(group, "cpu")
     for recipe in ("high_precision", "fp8_current", "mxfp8", "nvfp4", "delayed"):
-        for mode, sequence in DIVIDED:
+        for mode, sequence in SHARDED:
             case = Case(recipe, "Linear", mode, sequence)
             expected = passes(case.make(None), *data(case), TABLE[recipe])
-            divided = [
+            sharded = [
                 case.make(Parallel(mode, group, sequence)),
                 parallelize_module(case.make(None), alone, style("own", mode, sequence)),
                 parallelize_module(case.make(None), alone, style("torch", mode, sequence)),
             ]
-            for layer in divided:
+            for layer in sharded:
                 found = passes(layer, *data(case), TABLE[recipe])
                 for one, other in zip(found, expected, strict=True):
                     for name, value in other.items():
@@ -88,7 +88,7 @@ def group_of_one(rank):
 
 
 def gradient_norm(rank):
-    """clip_grad_norm_ of a divided model, and of one process's."""
+    """clip_grad_norm_ of a sharded model, and of one process's."""
     whole = converted(model(quire.LayerNorm, blocks=1))
     x, dy = model_data()
     made = converted(model(quire.LayerNorm, blocks=1))
@@ -115,8 +115,8 @@ def gathered_bytes(rank, recipe):
                 y = layer(x)
             with Operators() as backward:
                 y.backward(dy)
-        divided = x if mode == "column" else dy
-        whole = divided.numel() * divided.element_size()
+        sharded = x if mode == "column" else dy
+        whole = sharded.numel() * sharded.element_size()
         found.append((forward.gathered / whole, backward.gathered / whole))
     return found
 
@@ -124,7 +124,7 @@ def gathered_bytes(rank, recipe):
 def kept_codes_are_used(rank):
     """Quantizations of a forward pass without and with kept codes, and the error of stale ones."""
     found = []
-    for mode, sequence in DIVIDED:
+    for mode, sequence in SHARDED:
         case = Case("fp8_current", "Linear", mode, sequence)
         layer = case.make(Parallel(mode, distributed.group.WORLD, sequence))
         (x, *_), _ = data(case)
@@ -164,9 +164,9 @@ def parts_that_end_within_a_block(rank, recipe):
 
 
 def only_one_makes_a_layer(rank):
-    """Process 0 makes divided layers while process 1 does not come."""
+    """Process 0 makes sharded layers while process 1 does not come."""
     if rank == 0:
-        for mode, sequence in DIVIDED:
+        for mode, sequence in SHARDED:
             quire.Linear(IN, OUT, parallel=Parallel(mode, distributed.group.WORLD, sequence))
         quire.LayerNormMLP(IN, OUT, parallel=Parallel("column", distributed.group.WORLD, True))
     return True

@@ -29,8 +29,8 @@ HIDDEN, INNER, EXPERTS, STEPS = 64, 96, 4, 2
 
 @dataclass(frozen=True)
 class Case:
-    """tokens: of each process. options: of both mixtures. ep: of the divided one. to: the experts that all tokens
-    choose. way: how the divided one is run, of WAYS."""
+    """tokens: of each process. options: of both mixtures. ep: of the sharded one. to: the experts that all tokens
+    choose. way: how the sharded one is run, of WAYS."""
 
     recipe: str
     tokens: tuple[int, ...] = (13, 27)
@@ -68,8 +68,8 @@ class Case:
 def part_of(part, name, t):
     """What this process has of a parameter or buffer of the whole mixture, or of its gradient."""
     own, (layer, _, kind) = part.fc1.own_groups(), name.rpartition(".")
-    divided = layer in ("fc1", "fc2") and kind in ("weight", "bias", "input_scale")
-    return t[own.start : own.stop] if divided else t
+    sharded = layer in ("fc1", "fc2") and kind in ("weight", "bias", "input_scale")
+    return t[own.start : own.stop] if sharded else t
 
 
 def own_tokens(case, t):
@@ -221,7 +221,7 @@ def graphs_of_steps(rank, recipe, ep, backend):
 # ---------------------------------------------------------------- parallelize_module, states
 
 
-def divided_by_style(rank, case):
+def sharded_by_style(rank, case):
     """The same mixture, whose experts a style divides."""
     whole = case.make()
     part = case.make()

@@ -1,4 +1,4 @@
-"""Mixtures of one process and the same mixtures whose experts are divided over a tp_group, and over an ep_group too,
+"""Mixtures of one process and the same mixtures whose experts are sharded over a tp_group, and over an ep_group too,
 for functions that tests/ranks.py runs."""
 
 import functools
@@ -25,7 +25,7 @@ WAYS = WAYS | {"exact": exact, "exact and compiled": exact_and_compiled}
 @dataclass(frozen=True)
 class Case:
     """tokens: of each place along ep, of which there is one without an ep_group. options: of both mixtures. ep: further
-    ones of the divided one. way: how the divided one is run, of WAYS. style: whether ExpertParallel divides it."""
+    ones of the sharded one. way: how the sharded one is run, of WAYS. style: whether ExpertParallel divides it."""
 
     recipe: str
     tokens: tuple[int, ...] = (29,)
@@ -36,7 +36,7 @@ class Case:
     style: bool = False
 
     @property
-    def experts_are_divided(self):
+    def experts_are_sharded(self):
         return len(self.tokens) > 1
 
     def make(self, **groups):
@@ -45,8 +45,8 @@ class Case:
         made = quire.MoE(HIDDEN, INNER, EXPERTS, params_dtype=self.dtype, **options, **groups)
         return with_scales(made, RECIPES[self.recipe])
 
-    def divided(self):
-        if not self.experts_are_divided:
+    def sharded(self):
+        if not self.experts_are_sharded:
             return self.make(tp_group=distributed.group.WORLD)
         if self.style:
             part = self.make()
@@ -59,7 +59,7 @@ class Case:
 
     def mixtures(self):
         """(of one process, of all processes), with the same values."""
-        whole, part = self.make(), self.divided()
+        whole, part = self.make(), self.sharded()
         quire.set_rng_state(whole, quire.rng_state(part))
         for name, parameter in whole.named_parameters():
             if "bias" in name:
@@ -109,7 +109,7 @@ def equals_one_process(rank, case, group=None):
         [torch.randn(sum(case.tokens), HIDDEN, generator=generator).to(case.dtype) for _ in range(STEPS)]
         for _ in range(2)
     )
-    recipe, ep = RECIPES[case.recipe], place(case)[0] if case.experts_are_divided else 0
+    recipe, ep = RECIPES[case.recipe], place(case)[0] if case.experts_are_sharded else 0
     expected = passes(whole, xs, dys, recipe, whole, group=group)
     own = ([t.split(case.tokens)[ep] for t in ts] for ts in (xs, dys))
     found = passes(part, *own, recipe, WAYS[case.way](part), group=group)
@@ -118,11 +118,11 @@ def equals_one_process(rank, case, group=None):
             where = f"{case}, step {step}: {name}"
             wanted = other[name].split(case.tokens)[ep] if name in ("y", "dx") else part_of(name, other[name])
             of_tokens = name.startswith(("router", "shared"))
-            if of_tokens and case.experts_are_divided:  # of this process's tokens
+            if of_tokens and case.experts_are_sharded:  # of this process's tokens
                 distributed.all_reduce(value, group=mesh().get_group("ep"))
             assert value.dtype == wanted.dtype and value.shape == wanted.shape, where
             sums = name in ("y", "dx") or of_tokens
-            if sums and not (case.way.startswith("exact") and not (of_tokens and case.experts_are_divided)):
+            if sums and not (case.way.startswith("exact") and not (of_tokens and case.experts_are_sharded)):
                 off, size = (value - wanted).float().norm(), wanted.float().norm()
                 assert off <= 8 * torch.finfo(value.dtype).eps * size, f"{where}: {off / size}"
             else:
@@ -151,7 +151,7 @@ def states_travel(rank, case, folder):
     part(torch.ones(8, HIDDEN)).sum().backward()
     optimizer.step()
     checkpoint.save({"train": quire.TrainingState(part, optimizer)}, checkpoint_id=folder)
-    other = case.divided()
+    other = case.sharded()
     for scale in other.buffers():
         scale.fill_(torch.nan)
     checkpoint.load({"train": quire.TrainingState(other, torch.optim.AdamW(other.parameters()))}, checkpoint_id=folder)

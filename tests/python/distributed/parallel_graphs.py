@@ -1,4 +1,4 @@
-"""Graphs of layers that are divided over processes, as AOTAutograd makes them."""
+"""Graphs of layers that are sharded over processes, as AOTAutograd makes them."""
 
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition

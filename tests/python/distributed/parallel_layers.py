@@ -1,4 +1,4 @@
-"""Layers of one process and the same layers divided over processes, for functions that tests/ranks.py runs."""
+"""Layers of one process and the same layers sharded over processes, for functions that tests/ranks.py runs."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class Case:
         return found | (biases | {"fc1_bias", "fc2_bias"} if RECIPES[self.recipe] is None else set())
 
     def parts(self):
-        """Sizes of the parts of the outputs that are divided each by itself."""
+        """Sizes of the parts of the outputs that are sharded each by itself."""
         if "swiglu" in self.kind:
             return (OUT, OUT)
         return tuple(PARTS.values()) if "parts" in self.kind else (OUT,)
@@ -190,7 +190,7 @@ def exact_and_compiled(layer):
     return exact(compiled(layer))
 
 
-#: How the divided layer is run.
+#: How the sharded layer is run.
 WAYS: dict[str, Callable[[torch.nn.Module], Callable[..., torch.Tensor] | None]] = {
     "eager": lambda layer: None,
     "in two microbatches": in_two_microbatches,

@@ -69,7 +69,7 @@ def only_what_a_pass_needs_is_there(rank):
 
 
 def layers_of_a_graph_are_ordinary(rank):
-    """Shapes and dtypes of x, copies, states and moves of a layer that shard_weights has divided."""
+    """Shapes and dtypes of x, copies, states and moves of a layer that shard_weights has sharded."""
     mesh = mesh_of(Case("mxfp8"))
     inputs = {
         "no tokens": torch.ones(0, IN),

@@ -46,20 +46,20 @@ def sum_in_order(partial, case):
 
 
 def layers(case):
-    """The divided layer, and the same part of the weight without a group, in float32 where the recipe makes codes."""
+    """The sharded layer, and the same part of the weight without a group, in float32 where the recipe makes codes."""
     parallel = Parallel(case.mode, distributed.group.WORLD, case.sequence, reduce=case.reduce)
     torch.manual_seed(0)
-    divided = quire.Linear(IN, OUT, bias=case.bias, params_dtype=case.dtype, parallel=parallel)
-    out, inner = divided.weight.shape
+    sharded = quire.Linear(IN, OUT, bias=case.bias, params_dtype=case.dtype, parallel=parallel)
+    out, inner = sharded.weight.shape
     partial_dtype = case.dtype if case.recipe is None else torch.float32
     own = quire.Linear(inner, out, bias=False, params_dtype=partial_dtype)
     with torch.no_grad():
-        own.weight.copy_(divided.weight)
-    return divided, own
+        own.weight.copy_(sharded.weight)
+    return sharded, own
 
 
 def adds_float32_in_the_order_of_ranks(rank, case):
-    divided, own = layers(case)
+    sharded, own = layers(case)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(*case.tokens, IN, generator=generator).to(case.dtype)
     dy = torch.randn(*case.tokens, OUT, generator=generator).to(case.dtype)
@@ -71,7 +71,7 @@ def adds_float32_in_the_order_of_ranks(rank, case):
     own_x = own_x.clone().requires_grad_()
     recipe = case.recipe
     with quire.autocast(enabled=recipe is not None, recipe=recipe or "mxfp8"):
-        y = (compiled(divided) if case.compile else divided)(own_x)
+        y = (compiled(sharded) if case.compile else sharded)(own_x)
         y.backward(own_dy)
         whole = (own_x if row else x).detach().to(own.weight.dtype).requires_grad_()
         own_y = own(whole)
@@ -79,7 +79,7 @@ def adds_float32_in_the_order_of_ranks(rank, case):
     found, partial = (y, own_y.detach()) if row else (own_x.grad, whole.grad)
     expected = sum_in_order(partial, case)
     if row and case.bias:
-        expected = expected + divided.bias.detach()
+        expected = expected + sharded.bias.detach()
     expected = expected.to(case.dtype)
     expected = chunk(expected, 0) if case.sequence else expected
     assert found.dtype == expected.dtype and found.shape == expected.shape, case

@@ -235,7 +235,7 @@ def codes_equal_values(rank, case, warned=0):
     return sent
 
 
-def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
+def weights_of_a_graph_equal_values(rank, case, shards, warned=0):
     """shard_weights, of the whole model in one graph where there is a backend, and fully_shard."""
     expected = train_shards(sharded(case._replace(backend=""), codes=False)[0], rank, case)
     model, found, mesh = make_layers(case), [], mesh_of(case)
@@ -243,7 +243,7 @@ def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
         warnings.simplefilter("always")
         shard_weights(model, mesh, TABLE[case.recipe])
     assert len(said) == warned, [str(one.message) for one in said]
-    assert sum(isinstance(parameter, DTensor) for parameter in model.parameters()) == divided
+    assert sum(isinstance(parameter, DTensor) for parameter in model.parameters()) == shards
     run = torch.compile(model, fullgraph=True, backend=case.backend) if case.backend else model
     for xs in batches(case):
         for each in xs:
@@ -274,7 +274,7 @@ def linears_share_their_gathers(rank, recipe):
     return [codes / (values / 2) for values, codes in zip(*sent, strict=True)]
 
 
-def divided_features_and_shards(rank, kind, dim, recipe):
+def sharded_features_and_rows(rank, kind, dim, recipe):
     """parallelize_module on one dimension of a mesh, fully_shard on the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     replica, part = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()

@@ -1,4 +1,4 @@
-"""Layers and models that PyTorch's parallelize_module has divided, for functions that tests/ranks.py runs."""
+"""Layers and models that PyTorch's parallelize_module has sharded, for functions that tests/ranks.py runs."""
 
 import copy
 import functools
@@ -73,23 +73,23 @@ def model(norm=torch.nn.LayerNorm, blocks=2):
 
 
 def plan(kind, blocks, dim, local):
-    """Tokens are divided along dim outside of matmuls, and x and y of the model too; None: only features are."""
+    """Tokens are sharded along dim outside of matmuls, and x and y of the model too; None: only features are."""
     column, row = STYLES[kind]
-    divided = {} if dim is None else {"norm": SequenceParallel(sequence_dim=dim, use_local_output=local)}
+    sharded = {} if dim is None else {"norm": SequenceParallel(sequence_dim=dim, use_local_output=local)}
     inputs = {} if dim is None else {"input_layouts": Shard(dim)}
     outputs = {} if dim is None else {"output_layouts": Shard(dim)}
-    divided |= {
+    sharded |= {
         "up": column(**inputs, use_local_output=local),
         "down": row(**outputs, use_local_output=local),
     }
-    return {f"{i}.{name}": own for i in range(blocks) for name, own in divided.items()}
+    return {f"{i}.{name}": own for i in range(blocks) for name, own in sharded.items()}
 
 
 def converted(made):
     return quire.convert(made, min_features=1)
 
 
-def divided_model(kind, dim, first="convert", local=True, **options):
+def sharded_model(kind, dim, first="convert", local=True, **options):
     made = model(**options)
     if first == "convert":
         converted(made)
@@ -139,20 +139,20 @@ def assert_close(found, expected, sums, where):
 
 
 def all_ways_give_the_same(rank, recipe, dim):
-    """PyTorch's styles and quire's, converted first or divided first, of plain tensors and of DTensors."""
+    """PyTorch's styles and quire's, converted first or sharded first, of plain tensors and of DTensors."""
     x, dy = (t if dim is None else t.chunk(2, dim)[rank] for t in model_data())
     expected, expected_seeds = None, None
     for kind, first, plain in itertools.product(STYLES, ("convert", "parallelize"), (True, False)):
         if dim is None and not plain:
             continue
-        made = divided_model(kind, dim, first, plain)
+        made = sharded_model(kind, dim, first, plain)
         assert {type(block.up) for block in made} == {quire.Linear}
         given = (x, dy) if plain else [DTensor.from_local(t, mesh(), [Shard(dim)], run_check=False) for t in (x, dy)]
         states = seeds(made)
         found = model_passes(made, *given, TABLE[recipe])
         if expected is None:
             expected, expected_seeds = found, states
-        # PyTorch computes what has no recipe, in another order. Of divided tokens each process adds its own dy.
+        # PyTorch computes what has no recipe, in another order. Of sharded tokens each process adds its own dy.
         sums = ("",) if recipe == "high_precision" else [f"{i}.down.bias" for i in range(len(made))]
         assert states == expected_seeds, (kind, first, states, expected_seeds)
         assert_close(found, expected, sums, (recipe, dim, kind, first, plain))
@@ -162,7 +162,7 @@ def block_equals_one_process(rank, recipe, division, norm, compiled):
     """One block, because what follows a sum over processes may get other codes."""
     (kind, dim), (x, dy) = division, model_data()
     one = converted(model(norm, 1))
-    made = divided_model(kind, dim, norm=norm, blocks=1)
+    made = sharded_model(kind, dim, norm=norm, blocks=1)
     quire.set_rng_state(one, quire.rng_state(made))
     run = run_one = None
     if compiled is not None:

@@ -1,4 +1,4 @@
-"""Mixtures whose experts are divided over processes, in one process: graphs of ranks, states, and what is refused."""
+"""Mixtures whose experts are sharded over processes, in one process: graphs of ranks, states, and what is refused."""
 
 import copy
 import pickle

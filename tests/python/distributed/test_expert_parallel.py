@@ -1,4 +1,4 @@
-"""Mixtures whose experts are divided over processes, compared with one process: results are equal."""
+"""Mixtures whose experts are sharded over processes, compared with one process: results are equal."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ from python.distributed.expert_limits import (
 from python.distributed.expert_ranks import (
     WAYS,
     Case,
-    divided_by_style,
     equals_one_process,
     equals_without_gradients,
     graphs_of_steps,
     loaded_by_one,
     rows_travel,
     saved_by_both,
+    sharded_by_style,
     stacks_loaded_by_one,
     stacks_saved_by_both,
     states,
@@ -141,7 +141,7 @@ def test_one_graph_of_inductor_serves_them_too(two):
 def test_a_style_divides_a_mixture(two, single, way):
     for recipe in ("high_precision", "nvfp4", "delayed", "static_nvfp4") if way == "eager" else ("nvfp4",):
         case = Case(recipe, options={"bias": False, "single_grouped_weight": single}, way=way)
-        (names, kinds), (others, _) = two.run(divided_by_style, case)
+        (names, kinds), (others, _) = two.run(sharded_by_style, case)
     assert names == (
         ["router.weight", "fc1.weight", "fc2.weight"]
         if single

@@ -1,4 +1,4 @@
-"""Mixtures whose experts are divided over a tp_group each, and over an ep_group too."""
+"""Mixtures whose experts are sharded over a tp_group each, and over an ep_group too."""
 
 import pytest
 import torch
@@ -30,11 +30,11 @@ STACKED = OPTIONS.index({"single_grouped_weight": True})
 
 
 @pytest.mark.parametrize("recipe", [*TABLE, *STATIC])
-def test_gradients_of_divided_experts_are_those_of_one_process(two, recipe):
+def test_gradients_of_sharded_experts_are_those_of_one_process(two, recipe):
     two.run(equals_one_process, Case(recipe))
 
 
-def test_delayed_scales_follow_from_whole_operands_of_divided_experts(two):
+def test_delayed_scales_follow_from_whole_operands_of_sharded_experts(two):
     two.run(scales_do_not_wait_for_the_end_of_a_step, Case("delayed"))
 
 
@@ -43,7 +43,7 @@ def test_delayed_scales_follow_from_whole_operands_of_divided_experts(two):
     # The last: where weights are one parameter, those of all ranks do not come together along its first dimension.
     [*each_value(SOME, [way for way in WAYS if way != "eager"], range(len(OPTIONS))), ("mxfp8", "exact", STACKED)],
 )
-def test_other_ways_to_run_divided_experts(two, recipe, way, option):
+def test_other_ways_to_run_sharded_experts(two, recipe, way, option):
     two.run(equals_one_process, Case(recipe, options=OPTIONS[option], way=way))
 
 

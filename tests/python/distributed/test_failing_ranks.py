@@ -30,7 +30,7 @@ def of_rank_0(ranks, function, *arguments):
     return name, text
 
 
-# Which layer has the first collective: the amaxes of a divided weight, the codes of divided tokens, a sum.
+# Which layer has the first collective: the amaxes of a sharded weight, the codes of sharded tokens, a sum.
 @pytest.mark.parametrize(
     ("recipe", "sequence", "act", "layer", "collective"),
     [

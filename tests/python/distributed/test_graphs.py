@@ -1,4 +1,4 @@
-"""Graphs of layers that are divided over processes, traced for many ranks in one process by PyTorch's fake group."""
+"""Graphs of layers that are sharded over processes, traced for many ranks in one process by PyTorch's fake group."""
 
 import math
 import re
@@ -172,7 +172,7 @@ def test_a_group_that_is_not_there_is_said_in_words(group):
         layer(torch.randn(TOKENS, IN // 2))
 
 
-def test_what_a_divided_layer_does_not_do_is_refused(group):
+def test_what_a_sharded_layer_does_not_do_is_refused(group):
     column = Parallel("column", group)
     with pytest.raises(ValueError, match="Parallel: mode must be 'column' or 'row', got 'diagonal'"):
         Parallel("diagonal", group)
@@ -314,7 +314,7 @@ def test_this_process_rows_are_kept_for_the_backward_pass_and_the_whole_weight_i
     assert max(kept) < weight // 2
 
 
-def test_graphs_of_divided_rows_are_the_same_on_every_rank():
+def test_graphs_of_sharded_rows_are_the_same_on_every_rank():
     texts = []
     for rank in range(2):
         with rank_of(rank, 2):

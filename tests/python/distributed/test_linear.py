@@ -1,4 +1,4 @@
-"""Layers that are divided over two processes, compared with one process: every operand has its codes, so results are
+"""Layers that are sharded over two processes, compared with one process: every operand has its codes, so results are
 equal but for sums over processes."""
 
 import itertools
@@ -20,11 +20,11 @@ from python.distributed.parallel_layers import (
     refuses_exact,
 )
 
-DIVIDED = list(itertools.product(("column", "row"), (False, True)))
+SHARDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
 FEW = ("high_precision", "mxfp8", "nvfp4")
-#: Of the others each mode runs once: their options are divided as their defaults are.
+#: Of the others each mode runs once: their options are sharded as their defaults are.
 OF_EVERY_SCALE = (*IN_ANY_PRECISION, *STATIC, "custom", "delayed_of_each_rank")
 OTHER_WAYS = [way for way in WAYS if way != "eager"]
 NORMS = [kind for kind in KINDS if "Norm" in kind]
@@ -35,7 +35,7 @@ NORMS = [kind for kind in KINDS if "Norm" in kind]
     [
         (name, mode, sequence)
         for at, name in enumerate(RECIPES)
-        for mode, sequence in DIVIDED
+        for mode, sequence in SHARDED
         if name in OF_EVERY_SCALE or sequence == ((mode == "row") == (at % 2 == 0))
     ],
 )
@@ -56,7 +56,7 @@ def test_layers_with_a_norm(two, recipe, kind, sequence):
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("recipe", SOME)
-def test_parts_of_the_outputs_are_divided_each_by_itself(two, recipe, sequence):
+def test_parts_of_the_outputs_are_sharded_each_by_itself(two, recipe, sequence):
     for tokens in ((64,), (14,)):
         two.run(equals_one_process, Case(recipe, "Linear of parts", "column", sequence, tokens))
 
@@ -71,16 +71,16 @@ def test_an_mlp_that_recomputes_or_defers(two, way, options):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "way", "divided"),
-    [*pairwise(SOME, OTHER_WAYS, DIVIDED), *each_value([*STATIC], OTHER_WAYS, DIVIDED)],
+    ("recipe", "way", "sharded"),
+    [*pairwise(SOME, OTHER_WAYS, SHARDED), *each_value([*STATIC], OTHER_WAYS, SHARDED)],
 )
-def test_other_ways_to_run_a_layer(two, recipe, way, divided):
-    two.run(equals_one_process, Case(recipe, "Linear", *divided, way=way))
+def test_other_ways_to_run_a_layer(two, recipe, way, sharded):
+    two.run(equals_one_process, Case(recipe, "Linear", *sharded, way=way))
 
 
-@pytest.mark.parametrize(("option", "divided", "recipe"), pairwise(range(len(OPTIONS)), DIVIDED, FEW))
-def test_options_of_the_layer(two, option, divided, recipe):
-    two.run(equals_one_process, Case(recipe, "Linear", *divided, options=OPTIONS[option]))
+@pytest.mark.parametrize(("option", "sharded", "recipe"), pairwise(range(len(OPTIONS)), SHARDED, FEW))
+def test_options_of_the_layer(two, option, sharded, recipe):
+    two.run(equals_one_process, Case(recipe, "Linear", *sharded, options=OPTIONS[option]))
 
 
 # Not of column layers: a sum that differs in its last bit may be rounded to the next code.
@@ -90,12 +90,12 @@ def test_a_gradient_of_x_that_is_rounded(two, recipe, sequence):
     two.run(equals_one_process, Case(recipe, "Linear", "row", sequence, call={"fp8_grad": True}))
 
 
-@pytest.mark.parametrize(("dtype", "divided", "recipe"), pairwise((torch.bfloat16, torch.float16), DIVIDED, FEW))
-def test_dtypes(two, dtype, divided, recipe):
-    two.run(equals_one_process, Case(recipe, "Linear", *divided, dtype=dtype))
+@pytest.mark.parametrize(("dtype", "sharded", "recipe"), pairwise((torch.bfloat16, torch.float16), SHARDED, FEW))
+def test_dtypes(two, dtype, sharded, recipe):
+    two.run(equals_one_process, Case(recipe, "Linear", *sharded, dtype=dtype))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_results_are_those_of_one_process_within_exact(two, kind, mode, sequence):
     if mode == "row" and ("Norm" in kind or kind == "Linear of parts"):
@@ -109,8 +109,8 @@ def test_exact_refuses_gradients_outside_of_autograd(two, option):
     two.run(refuses_exact, Case("mxfp8", options={option: True}))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-def test_calibration_of_a_divided_layer_is_that_of_one_process(two, mode, sequence):
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
+def test_calibration_of_a_sharded_layer_is_that_of_one_process(two, mode, sequence):
     two.run(calibrates_as_one_process, mode, sequence)
 
 

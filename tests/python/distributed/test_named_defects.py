@@ -2,14 +2,14 @@
 
 | defect elsewhere | test |
 |---|---|
-| columnwise codes that are gathered in a wrong order, so that the gradient of the weight is wrong | test_linear.py, test_results_are_those_of_one_process: dw, tokens divided |
+| columnwise codes that are gathered in a wrong order, so that the gradient of the weight is wrong | test_linear.py, test_results_are_those_of_one_process: dw, tokens sharded |
 | amaxes that are not reduced with reduce_amax=False | the same, recipe delayed_of_each_rank |
 | amaxes that are reduced over a wrong group | delayed/test_distributed.py |
-| LayerNormLinear with divided tokens casts another tensor | test_linear.py, test_layers_with_a_norm |
-| divided tokens whose number is no multiple of 8 or 128 | test_linear.py, tokens of 14, 2 and 0 |
+| LayerNormLinear with sharded tokens casts another tensor | test_linear.py, test_layers_with_a_norm |
+| sharded tokens whose number is no multiple of 8 or 128 | test_linear.py, tokens of 14, 2 and 0 |
 | gradients of norms and biases that are partial sums | test_linear.py, test_layers_with_a_norm; biases of row layers |
 | a right forward pass with a sum missing in backward | test_linear.py: dx |
-| a quantized tensor within a DTensor | test_styles.py, test_what_cannot_be_divided_is_refused_and_stays_as_it_is |
+| a quantized tensor within a DTensor | test_styles.py, test_what_cannot_be_sharded_is_refused_and_stays_as_it_is |
 | checkpoints with an _extra_state, or without some formats | test_training_state.py, test_codes_of_quantized_weights_are_kept |
 | codes that are decoded and quantized again when they are loaded | the same; test_saving_a_new_optimizer_leaves_codes_as_they_are |
 | processes that stall without an error | test_failing_ranks.py |
@@ -41,8 +41,8 @@ def test_a_group_of_one_process_does_not_change_a_bit(two):
 
 
 def test_a_weight_that_all_processes_have_does_not_count_twice_in_the_norm_of_gradients(two):
-    for one, divided in two.run(gradient_norm):
-        assert divided == pytest.approx(one, rel=1e-5)
+    for one, sharded in two.run(gradient_norm):
+        assert sharded == pytest.approx(one, rel=1e-5)
 
 
 # Bytes of a code and its part of a scale, against the 2 of bfloat16.

@@ -14,10 +14,10 @@ from python.distributed.reduce_ranks import (
 )
 
 #: Of a weight divided by rows y is a sum, by columns the gradient of x.
-DIVIDED = list(itertools.product(("column", "row"), (False, True)))
+SHARDED = list(itertools.product(("column", "row"), (False, True)))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
 @pytest.mark.parametrize("reduce", ["float32", "mxfp8", "nvfp4", "fp8_tensor:e5m2"])
 def test_results_of_ranks_are_added_in_float32(two, reduce, mode, sequence):
     for dtype in (torch.float32, torch.bfloat16):
@@ -25,7 +25,7 @@ def test_results_of_ranks_are_added_in_float32(two, reduce, mode, sequence):
             two.run(adds_float32_in_the_order_of_ranks, Case(mode, reduce, sequence, tokens, dtype))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
 @pytest.mark.parametrize("reduce", ["float32", "mxfp8"])
 def test_results_of_ranks_in_high_precision_are_added_in_float32(two, reduce, mode, sequence):
     for dtype, bias in ((torch.float32, True), (torch.bfloat16, False)):
@@ -33,7 +33,7 @@ def test_results_of_ranks_in_high_precision_are_added_in_float32(two, reduce, mo
         two.run(adds_float32_in_the_order_of_ranks, case)
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
 @pytest.mark.parametrize("reduce", ["float32", "mxfp8"])
 def test_results_of_ranks_are_added_in_float32_by_a_graph(two, reduce, mode, sequence):
     case = Case(mode, reduce, sequence, (14,), torch.bfloat16, compile=True)

@@ -22,10 +22,10 @@ from python.distributed.shard_ranks import (
     Case,
     an_explanation_keeps_nothing_gathered,
     codes_equal_values,
-    divided_features_and_shards,
     explanations_change_nothing,
     linears_share_their_gathers,
     quantized_parameters_have_masters,
+    sharded_features_and_rows,
     shards_equal_replicas,
     static_scales_equal_one_process,
     values_equal_one_process,
@@ -113,9 +113,9 @@ def test_rows_that_do_not_divide_equally_are_those_of_one_process(two):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "torch"])
 @pytest.mark.parametrize("dim", [None, 0])
-def test_features_and_shards_are_divided_over_a_mesh(four, kind, dim):
+def test_features_and_shards_are_sharded_over_a_mesh(four, kind, dim):
     for recipe in ("high_precision", "mxfp8", "nvfp4_no_sr"):
-        four.run(divided_features_and_shards, kind, dim, recipe)
+        four.run(sharded_features_and_rows, kind, dim, recipe)
 
 
 def test_replicas_of_shards_equal_one_process(four):
@@ -131,7 +131,7 @@ def test_weights_of_a_graph_give_the_bits_of_fully_shard(two, recipe):
 
 
 @pytest.mark.parametrize(
-    ("case", "divided", "warned"),
+    ("case", "sharded", "warned"),
     [
         (Case("mxfp8", outputs=97), 1, 1),
         (Case("fp8_block", outputs=96), 2, 1),
@@ -144,8 +144,8 @@ def test_weights_of_a_graph_give_the_bits_of_fully_shard(two, recipe):
     ],
     ids=str,
 )
-def test_weights_of_a_graph_with_options(two, case, divided, warned):
-    two.run(weights_of_a_graph_equal_values, case, divided, warned)
+def test_weights_of_a_graph_with_options(two, case, sharded, warned):
+    two.run(weights_of_a_graph_equal_values, case, sharded, warned)
 
 
 # ------------------------------------------------------------ codes

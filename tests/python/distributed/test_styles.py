@@ -1,4 +1,4 @@
-"""Layers that PyTorch's parallelize_module has divided over two processes, compared with one process."""
+"""Layers that PyTorch's parallelize_module has sharded over two processes, compared with one process."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ from python.distributed.style_ranks import (
 from quire.distributed import ColumnParallel, RowParallel
 from ranks import rank_of
 
-DIVIDED = list(itertools.product(("column", "row"), (False, True)))
+SHARDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
 FEW = ("high_precision", "mxfp8", "nvfp4")
@@ -30,33 +30,33 @@ FEW = ("high_precision", "mxfp8", "nvfp4")
 
 # The operator has the full cross in test_linear.py. Of a style only the way of scales may differ.
 @pytest.mark.parametrize(
-    ("recipe", "divided", "style"),
+    ("recipe", "sharded", "style"),
     sorted(
         {
-            *pairwise(SOME, DIVIDED, list(STYLES)),
+            *pairwise(SOME, SHARDED, list(STYLES)),
             *(
                 (recipe, *way)
-                for recipe, way in each_value([*TABLE, *STATIC], list(itertools.product(DIVIDED, STYLES)))
+                for recipe, way in each_value([*TABLE, *STATIC], list(itertools.product(SHARDED, STYLES)))
             ),
         }
     ),
 )
-def test_results_are_those_of_one_process(two, recipe, divided, style):
-    mode, sequence = divided
+def test_results_are_those_of_one_process(two, recipe, sharded, style):
+    mode, sequence = sharded
     # Of two processes each: whole blocks, blocks that both share, one token, none, three dimensions.
     for tokens in ((256,), (14,), (2,), (0,), (6, 5)):
         two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, tokens))
 
 
 @pytest.mark.parametrize(
-    ("recipe", "way", "divided", "style"),
+    ("recipe", "way", "sharded", "style"),
     [
         (SOME[i % len(SOME)], *row)
-        for i, row in enumerate(pairwise([way for way in WAYS if way != "eager"], DIVIDED, list(STYLES)))
+        for i, row in enumerate(pairwise([way for way in WAYS if way != "eager"], SHARDED, list(STYLES)))
     ],
 )
-def test_other_ways_to_run_a_layer(two, recipe, way, divided, style):
-    mode, sequence = divided
+def test_other_ways_to_run_a_layer(two, recipe, way, sharded, style):
+    mode, sequence = sharded
     two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, way=way))
 
 
@@ -70,17 +70,17 @@ def test_layers_with_a_norm(two, recipe, way, kind, sequence):
 
 
 @pytest.mark.parametrize(
-    ("option", "divided", "style", "recipe"), pairwise(range(len(OPTIONS)), DIVIDED, list(STYLES), FEW)
+    ("option", "sharded", "style", "recipe"), pairwise(range(len(OPTIONS)), SHARDED, list(STYLES), FEW)
 )
-def test_options_of_the_layer(two, option, divided, style, recipe):
-    two.run(layer_equals_one_process, style, Case(recipe, "Linear", *divided, options=OPTIONS[option]))
+def test_options_of_the_layer(two, option, sharded, style, recipe):
+    two.run(layer_equals_one_process, style, Case(recipe, "Linear", *sharded, options=OPTIONS[option]))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "divided", "style", "recipe"), pairwise((torch.bfloat16, torch.float16), DIVIDED, list(STYLES), FEW)
+    ("dtype", "sharded", "style", "recipe"), pairwise((torch.bfloat16, torch.float16), SHARDED, list(STYLES), FEW)
 )
-def test_dtypes(two, dtype, divided, style, recipe):
-    two.run(layer_equals_one_process, style, Case(recipe, "Linear", *divided, dtype=dtype))
+def test_dtypes(two, dtype, sharded, style, recipe):
+    two.run(layer_equals_one_process, style, Case(recipe, "Linear", *sharded, dtype=dtype))
 
 
 @pytest.mark.parametrize(("recipe", "dim"), [*((name, 0) for name in SOME), ("nvfp4", 1), ("delayed", None)])
@@ -107,7 +107,7 @@ def fake_mesh():
         yield init_device_mesh("cpu", (2,))
 
 
-def test_what_cannot_be_divided_is_refused_and_stays_as_it_is(fake_mesh):
+def test_what_cannot_be_sharded_is_refused_and_stays_as_it_is(fake_mesh):
     for make, error, words in (
         (lambda: quire.Linear(256, 255), ValueError, "multiple of the 2 ranks"),
         (lambda: quire.LayerNormMLP(256, 256, activation="swiglu"), NotImplementedError, "each half of fc1"),
@@ -128,7 +128,7 @@ def test_what_cannot_be_divided_is_refused_and_stays_as_it_is(fake_mesh):
         assert isinstance(layer.weight, quire.QuantizedTensor) and layer.parallel is None
 
 
-def test_copies_moves_and_state_of_a_divided_layer(fake_mesh):
+def test_copies_moves_and_state_of_a_sharded_layer(fake_mesh):
     layer = parallelize_module(quire.Linear(256, 256, device="meta"), fake_mesh, ColumnParallel())
     layer.to_empty(device="cpu")
     torch.manual_seed(0)

@@ -13,14 +13,14 @@ from python.distributed.training_state_ranks import (
     Run,
     assert_same,
     disagrees,
-    divided_without_a_rank,
     entries_are_refused,
     loads,
     resumes,
     saves_in_background,
+    sharded_without_a_rank,
     stages,
     trains_and_saves,
-    undivided_layers,
+    unsharded_layers,
 )
 from quire.distributed import Parallel
 from ranks import rank_of
@@ -148,7 +148,7 @@ def test_every_layer_and_optimizer(kind, quantized, optimizer):
     assert_same(quire.rng_state(other), quire.rng_state(model))
 
 
-def test_copies_of_a_divided_layers_state_dict_are_plain():
+def test_copies_of_a_sharded_layers_state_dict_are_plain():
     with rank_of(0, 2) as group:
         layer = quire.Linear(64, 64, parallel=Parallel("row", group))
         state, file = layer.state_dict(), io.BytesIO()
@@ -188,8 +188,8 @@ def test_processes_that_differ_are_told(two):
         assert "the ranks have different layers" in layers
 
 
-def test_the_random_state_of_layers_that_were_divided_later_is_that_of_one_process(two):
-    first, second = two.run(divided_without_a_rank)
+def test_the_random_state_of_layers_that_were_sharded_later_is_that_of_one_process(two):
+    first, second = two.run(sharded_without_a_rank)
     assert first[0] == second[0] == {name: state.tolist() for name, state in first[1].items()}
 
 
@@ -214,11 +214,11 @@ def test_what_does_not_fit_is_refused():
         quire.TrainingState(quantized).load_state_dict(state)
 
 
-def test_a_layer_that_is_not_divided_rounds_as_the_data_of_its_process(four):
+def test_a_layer_that_is_not_sharded_rounds_as_the_data_of_its_process(four):
     """Of a mesh of 2 x 2: processes of a tensor-parallel group have the same tokens, those of another different ones.
     Process i computes on the data i // 2."""
-    seeds, numbers = zip(*four.run(undivided_layers), strict=True)
-    for name in ("head", "divided", "reset", "converted"):
+    seeds, numbers = zip(*four.run(unsharded_layers), strict=True)
+    for name in ("head", "sharded", "reset", "converted"):
         a, b, c, d = (one[name] for one in seeds)
         assert a == b != c == d, name
     assert len({one["tokens"] for one in seeds}) == 4

@@ -25,7 +25,7 @@ PARTS = (128, 64, 64)
 
 
 class Model(torch.nn.Module):
-    """parallel: mode -> Parallel or None. Of quire's layers one has two matmuls, and one is never divided."""
+    """parallel: mode -> Parallel or None. Of quire's layers one has two matmuls, and one is never sharded."""
 
     def __init__(self, parallel=lambda mode, **_: None, activation="swiglu"):
         super().__init__()
@@ -52,14 +52,14 @@ def replicas(**options):
     return torch.nn.parallel.DistributedDataParallel(one(**options), init_sync=False)
 
 
-def sharded(**options):
+def fully_sharded(**options):
     model, over = one(**options), mesh(distributed.get_world_size())
     for layer in (model.mlp, model.up, model.down, model.head):
         fully_shard(layer, mesh=over)
     return fully_shard(model, mesh=over)
 
 
-def divided(**options):
+def tensor_parallel(**options):
     with quire.distributed.data_parallel_rank(0):
         return here(Model(lambda mode, **kind: Parallel(mode, distributed.group.WORLD, **kind), **options))
 
@@ -69,7 +69,7 @@ def grid():
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
-def divided_and_sharded(**options):
+def sharded_by_both(**options):
     """Of four processes, pairs divide layers, and pairs divide their parts by fully_shard."""
     with quire.distributed.data_parallel_rank(grid()["dp"].get_local_rank()):
         model = Model(lambda mode, **kind: Parallel(mode, grid()["tp"].get_group(), **kind), **options)
@@ -92,9 +92,9 @@ def compiled(**options):
 WAYS = {
     "one process": one,
     "DistributedDataParallel": replicas,
-    "fully_shard": sharded,
-    "parallel=": divided,
-    "parallel= and fully_shard": divided_and_sharded,
+    "fully_shard": fully_sharded,
+    "parallel=": tensor_parallel,
+    "parallel= and fully_shard": sharded_by_both,
     "styles": styled,
     "styles of PyTorch": lambda **options: styled(ColwiseParallel, RowwiseParallel, **options),
     "torch.compile": compiled,
@@ -258,8 +258,8 @@ def saves_in_background(rank, folder):
 
 
 def entries_are_refused(rank, folder):
-    """The error of a divided layer's state_dict that is given to torch.distributed.checkpoint itself."""
-    state, said = {"model": divided().state_dict()}, []
+    """The error of a sharded layer's state_dict that is given to torch.distributed.checkpoint itself."""
+    state, said = {"model": tensor_parallel().state_dict()}, []
     parts = {name: torch.zeros(t.shape) for name, t in state["model"].items()}
     dcp.save({"model": parts}, checkpoint_id=f"{folder}/parts")
     for act in (
@@ -312,7 +312,7 @@ def disagrees(rank):
     return said
 
 
-def undivided_layers(rank):
+def unsharded_layers(rank):
     """Seeds of layers, and a rounded gradient of one, in a mesh of two data-parallel times two tensor-parallel."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     found = {}
@@ -320,7 +320,7 @@ def undivided_layers(rank):
     with quire.distributed.data_parallel_rank(grid["dp"].get_local_rank()):
         head = quire.Linear(32, 32)
         found["head"] = head.sr_state.tolist()[0]
-        found["divided"] = int(quire.Linear(32, 32, parallel=Parallel("column", grid["tp"].get_group())).sr_state[0])
+        found["sharded"] = int(quire.Linear(32, 32, parallel=Parallel("column", grid["tp"].get_group())).sr_state[0])
         found["converted"] = int(quire.convert(torch.nn.Linear(32, 32), min_features=1).sr_state[0])
         with quire.distributed.data_parallel_rank(rank):
             found["tokens"] = int(quire.Linear(32, 32).sr_state[0])
@@ -335,8 +335,8 @@ def undivided_layers(rank):
     return found, head.weight.grad.tolist()
 
 
-def divided_without_a_rank(rank):
-    """Layers that are divided after their seeds were drawn, each by the rank of its process."""
+def sharded_without_a_rank(rank):
+    """Layers that are sharded after their seeds were drawn, each by the rank of its process."""
     torch.manual_seed(0)
     plan = {"up": ColumnParallel(), "down": RowParallel(), "mlp": ColumnParallel()}
     model = parallelize_module(Model(activation="gelu"), mesh(2), plan)

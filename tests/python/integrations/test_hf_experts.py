@@ -173,7 +173,7 @@ def test_experts_implementation_quire_computes_by_quire():
         torch.compile(other, fullgraph=True, backend="eager")(ids)
 
 
-def test_experts_divided_over_processes_are_left_and_the_report_says_why():
+def test_experts_sharded_over_processes_are_left_and_the_report_says_why():
     model = tiny.model_of("mixtral")
     experts_of(model)[0]._is_expert_parallel = True
     quire.convert(model, "mxfp8", **ALL)

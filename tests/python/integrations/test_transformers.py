@@ -341,7 +341,7 @@ def test_a_layer_that_the_model_lacks_is_an_error(tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
 
 
-def test_a_model_divided_over_devices_is_refused(tmp_path):
+def test_a_model_sharded_over_devices_is_refused(tmp_path):
     tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
     with pytest.raises(NotImplementedError, match="one device"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", device_map={"model": "cpu", "lm_head": "disk"})

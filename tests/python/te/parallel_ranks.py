@@ -1,4 +1,4 @@
-"""Layers divided over processes by TransformerEngine's arguments, and in parts by name, for functions that
+"""Layers sharded over processes by TransformerEngine's arguments, and in parts by name, for functions that
 tests/ranks.py runs."""
 
 import contextlib
@@ -29,7 +29,7 @@ class TeCase(Case):
         return te.Linear(IN, OUT, **({"parameters_split": PARTS} if "parts" in self.kind else {}), **options)
 
 
-DIVIDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
+SHARDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
 #: Of TeCase.
 PARTS_BY_NAME = "Linear of parts by name"
 
@@ -38,7 +38,7 @@ def group_of_one(rank):
     """A group of this process alone: layers are those without a group, to the bit."""
     group = [distributed.new_group([each]) for each in range(2)][rank]
     for recipe in ("high_precision", "fp8_current", "mxfp8", "nvfp4", "delayed"):
-        for mode, sequence in DIVIDED:
+        for mode, sequence in SHARDED:
             case = TeCase(recipe, "Linear", mode, sequence)
             expected = passes(case.make(None), *data(case), TABLE[recipe])
             layer = case.make_with(parallel_mode=mode, tp_group=group, sequence_parallel=sequence)
@@ -47,7 +47,7 @@ def group_of_one(rank):
 
 
 def only_one_makes_a_layer(rank):
-    """Process 0 makes a divided layer while process 1 does not come."""
+    """Process 0 makes a sharded layer while process 1 does not come."""
     if rank == 0:
         te.LayerNormMLP(IN, OUT, set_parallel_mode=True, tp_group=distributed.group.WORLD, sequence_parallel=True)
     return True
@@ -84,7 +84,7 @@ class Tracker:
 def group_that_comes_later(rank):
     """A layer that is made with tp_size alone is, once it has a group, one that was made with it."""
     world, found = distributed.group.WORLD, {}
-    for (mode, sequence), kind in [*((way, "Linear") for way in DIVIDED), (("column", True), "LayerNormMLP swiglu")]:
+    for (mode, sequence), kind in [*((way, "Linear") for way in SHARDED), (("column", True), "LayerNormMLP swiglu")]:
         case = TeCase("nvfp4", kind, mode, sequence)
         modes = {"set_parallel_mode": True} if "MLP" in kind else {"parallel_mode": mode}
         options = {"tp_size": 2, "sequence_parallel": sequence, "get_rng_state_tracker": lambda: Tracker(rank), **modes}

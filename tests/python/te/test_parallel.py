@@ -1,4 +1,4 @@
-"""Layers of quire.te divided over processes: TransformerEngine's arguments mean what quire's own do."""
+"""Layers of quire.te sharded over processes: TransformerEngine's arguments mean what quire's own do."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ from quire.distributed import Parallel
 from ranks import rank_of
 from steps import decoded
 
-DIVIDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
+SHARDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
 RECIPES = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
 
 
@@ -31,14 +31,14 @@ def group(device):
         yield group
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_parts_by_name_are_divided_each_by_itself(two, recipe, mode, sequence):
+def test_parts_by_name_are_sharded_each_by_itself(two, recipe, mode, sequence):
     for tokens in ((64,), (14,)):
         two.run(equals_one_process, TeCase(recipe, PARTS_BY_NAME, mode, sequence, tokens))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(("mode", "sequence"), SHARDED)
 def test_all_results_are_those_of_one_process_within_exact(two, mode, sequence):
     for recipe, tokens in (("high_precision", (14,)), ("nvfp4", (64,)), ("fp8_current", (6, 5)), ("delayed", (0,))):
         two.run(equals_one_process, TeCase(recipe, PARTS_BY_NAME, mode, sequence, tokens, way="exact"))
@@ -101,7 +101,7 @@ def test_weights_are_drawn_from_the_stream_that_a_framework_names(group):
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize("mode", ["column", "row"])
-def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mode, recipe):
+def test_the_weights_of_a_grouped_layer_are_sharded_as_by_transformer_engine(mode, recipe):
     splits, x = [16, 0, 48], torch.randn(TOKENS, IN)
     torch.manual_seed(3)
     whole = quire.GroupedLinear(3, IN, OUT, bias=False)
@@ -133,7 +133,7 @@ def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mod
         assert ((sum(ys) - expected).double().abs() <= 2 * (IN + 7) * 2.0**-24 * torch.cat(terms)).all()
 
 
-def test_a_divided_grouped_layer_refuses_a_bias(group):
+def test_a_sharded_grouped_layer_refuses_a_bias(group):
     with pytest.raises(NotImplementedError, match="added once for each rank; pass bias=False"):
         te.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")
 
@@ -156,7 +156,7 @@ def test_transformer_engines_user_buffers_ask_for_a_ring(group):
         te.Linear(IN, OUT, ub_overlap_ag=True)
 
 
-def test_a_divided_layer_of_several_parameters():
+def test_a_sharded_layer_of_several_parameters():
     with rank_of(1, 2) as group:
         parts = {"q": 32, "k": 16, "v": 16}
         for mode in ("column", "row"):
