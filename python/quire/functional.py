@@ -224,8 +224,7 @@ def activation_inputs(name: str) -> int:
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str = "") -> list[torch.Tensor]:
     """The six buffers of an operand, as linear_prequantized() takes them: rowwise, and columnwise too if requested.
-    parallel: as for parallel_linear(); w is one rank's shard, and the buffers
-    have both directions."""
+    parallel: as for parallel_linear(); w is one rank's shard, and the buffers have both directions."""
     if parallel:
         return torch.ops.quire.quantize_weight_part(w.detach(), spec, parallel)
     return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)

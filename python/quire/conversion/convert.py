@@ -40,7 +40,7 @@ from quire.conversion.report import (
 from quire.conversion.timing import check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear, applied_sharding
 from quire.nn.own_context import own_context
-from quire.nn.product_module import ProductModule, own_recipe
+from quire.nn.product_module import ProductModule, checked_recipe
 from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted
 from quire.recipe import Recipe, names
@@ -132,7 +132,7 @@ def convert(
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
-    selection = select(model, _plan(own_recipe("convert", recipe), for_inference, tokens), filter, min_features)
+    selection = select(model, _plan(checked_recipe("convert", recipe), for_inference, tokens), filter, min_features)
     with selection.plain_weights() as computed:
         report = carry_out(selection, {}, computed)
     for note in report.notes:

@@ -40,6 +40,8 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     Raises ValueError for a mesh of several dimensions. Raises NotImplementedError for delayed scaling, for weights that
     are quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
     """
+    import torch.distributed.tensor  # which takes longer to import than all of quire
+
     check_type("shard_weights", torch.nn.Module, model=model)
     recipe = as_recipe("shard_weights", recipe)
     if mesh.ndim != 1:

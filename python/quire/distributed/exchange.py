@@ -25,10 +25,13 @@ from quire.functional import (
 from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
+#: What norm() returns, and a function that returns it.
+OfTokensResult = tuple[torch.Tensor, Sequence[torch.Tensor]]
+OfTokens = Callable[..., OfTokensResult]
 #: y and the amaxes of x and w, as grouped_linear() returns them.
 Results = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-#: What the operators of one weight take; all else is for grouped_linear().
-_SHORT = {"x_buffers", "w_buffers", "w_fingerprint", "sr_state"}
+#: The state that linear() or linear_prequantized() takes. With any other, grouped_linear() is called.
+_STATE_OF_LINEAR = {"x_buffers", "w_buffers", "w_fingerprint", "sr_state"}
 
 
 class Matmul(Protocol):
@@ -36,7 +39,7 @@ class Matmul(Protocol):
 
     module: torch.nn.Module
     name: str
-    call: Any
+    call: Any  # quire.nn.call.Call, whose package imports this one
     specs: LinearSpec | None
     parameters: Sequence[torch.Tensor]
     weights: Sequence[torch.Tensor]
@@ -67,9 +70,12 @@ class Exchange:
     #: Parallel, of layers whose weights are sharded for good.
     parallel: Parallel | None = None
 
+    def check(self, matmul: Matmul) -> None:
+        """Raises NotImplementedError for what the exchange does not do, whatever x is."""
+
     def take(self, matmul: Matmul, x: torch.Tensor) -> torch.Tensor:
-        """The x that linear() multiplies. Raises NotImplementedError for what the exchange does not do, and
-        RuntimeError where ranks are about to compute different things, before anything runs."""
+        """The x that linear() multiplies. Raises NotImplementedError for an x that the exchange does not take, and
+        RuntimeError where ranks are about to compute different things."""
         return x
 
     def linear(
@@ -92,7 +98,7 @@ class Exchange:
         if scale is not None:
             state["x_buffers"] = input_buffers(x, matmul.specs.x, scale, offsets, matmul.needs_dw)
             amax = state["x_buffers"][2]
-        if offsets is None and state.keys() <= _SHORT:
+        if offsets is None and state.keys() <= _STATE_OF_LINEAR:
             operator = linear if state.keys() <= {"sr_state"} else linear_prequantized
             return operator(x, weights[0], bias, recipe, dtype, **state), amax, None
         y, x_amax, w_amax = grouped_linear(x, weights, biases, offsets, recipe, dtype=dtype, **state)
@@ -106,9 +112,9 @@ class Exchange:
         """The amax of a whole tensor, of that of this rank's part."""
         return amax
 
-    def of_tokens(self, function: Callable[..., torch.Tensor], x: torch.Tensor, *parameters: torch.Tensor | None):
-        """The result of a function of each token by itself, for x in front of the matmul and parameters that each rank
-        has whole. What the function returns behind its result is returned as it is."""
+    def of_tokens(self, function: OfTokens, x: torch.Tensor, *parameters: torch.Tensor | None) -> OfTokensResult:
+        """A function of each token by itself, for x in front of the matmul and parameters that each rank has whole. It
+        returns its result and buffers, which are returned as they are."""
         return function(x, *parameters)
 
     def returned_bias(self, bias: torch.Tensor) -> torch.Tensor:
@@ -128,8 +134,11 @@ class TensorParallel(Exchange):
     def __init__(self, parallel: Parallel, part: torch.Tensor) -> None:
         self.parallel, self.part = parallel, part
 
+    def check(self, matmul: Matmul) -> None:
+        _check_parallel(matmul, self.parallel)
+
     def take(self, matmul: Matmul, x: torch.Tensor) -> torch.Tensor:
-        _check_parallel(matmul, self.parallel, x)
+        _check_plain(matmul, self.parallel, x)
         if not torch.compiler.is_compiling():
             name_next_caller(_announce(matmul, x, self.parallel))
         return x
@@ -155,7 +164,7 @@ class TensorParallel(Exchange):
     def reduced(self, amax: torch.Tensor | None) -> torch.Tensor | None:
         return None if amax is None else self.parallel.reduced(amax)
 
-    def of_tokens(self, function: Callable[..., torch.Tensor], x: torch.Tensor, *parameters: torch.Tensor | None):
+    def of_tokens(self, function: OfTokens, x: torch.Tensor, *parameters: torch.Tensor | None) -> OfTokensResult:
         return function(x, *[None if parameter is None else self._shared(parameter) for parameter in parameters])
 
     def returned_bias(self, bias: torch.Tensor) -> torch.Tensor:
@@ -176,7 +185,7 @@ class Exact(TensorParallel):
         super().__init__(parallel, part)
         self.whole = Whole(parallel, part)
 
-    def take(self, matmul: Matmul, x: torch.Tensor) -> torch.Tensor:
+    def check(self, matmul: Matmul) -> None:
         what = f"quire.{type(matmul.module).__name__}, within quire.distributed.exact()"
         if matmul.module.external_wgrad and matmul.needs_dw:
             raise NotImplementedError(
@@ -185,7 +194,10 @@ class Exact(TensorParallel):
             )
         if isinstance(matmul.weights[0], QuantizedTensor):
             refuse_quantized(what, self.parallel.text)
-        _check_parallel(matmul, self.parallel, x)
+        _check_parallel(matmul, self.parallel)
+
+    def take(self, matmul: Matmul, x: torch.Tensor) -> torch.Tensor:
+        _check_plain(matmul, self.parallel, x)
         if not torch.compiler.is_compiling():
             _announce(matmul, x, self.parallel)
         return self.whole.x(x)
@@ -204,9 +216,9 @@ class Exact(TensorParallel):
     def give(self, y: torch.Tensor) -> torch.Tensor:
         return self.whole.y(y)
 
-    def of_tokens(self, function: Callable[..., torch.Tensor], x: torch.Tensor, *parameters: torch.Tensor | None):
-        y, *others = function(self.whole.tokens(x), *parameters)
-        return self.whole.own_tokens(y), *others
+    def of_tokens(self, function: OfTokens, x: torch.Tensor, *parameters: torch.Tensor | None) -> OfTokensResult:
+        y, buffers = function(self.whole.tokens(x), *parameters)
+        return self.whole.own_tokens(y), buffers
 
 
 class ShardedRows(Exchange):
@@ -217,19 +229,27 @@ class ShardedRows(Exchange):
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
 
-    def take(self, matmul: Matmul, x: torch.Tensor) -> torch.Tensor:
+    def check(self, matmul: Matmul) -> None:
         what = f"quire.{type(matmul.module).__name__}"
-        if isinstance(x, QuantizedTensor | QuantizedActivation):
-            raise NotImplementedError(
-                f"{what}: its weight is sharded by shard_weights, and x must be a plain tensor, got a "
-                f"{type(x).__name__}; pass x.dequantize()"
-            )
         if matmul.call.rule is not None or (matmul.call.recipe is not None and matmul.call.recipe.delayed()):
             refuse_delayed(what)
         if matmul.call.is_first_microbatch is not None:
             raise NotImplementedError(
                 f"{what}: its weight is sharded by shard_weights, and codes are not kept from call to call; leave "
                 "is_first_microbatch out"
+            )
+        if matmul.module.external_wgrad and matmul.needs_dw:
+            raise NotImplementedError(
+                f"{what}: its weight is sharded by shard_weights, which reduces the gradient; leave "
+                "fuse_wgrad_accumulation and delay_wgrad_compute False"
+            )
+
+    def take(self, matmul: Matmul, x: torch.Tensor) -> torch.Tensor:
+        what = f"quire.{type(matmul.module).__name__}"
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            raise NotImplementedError(
+                f"{what}: its weight is sharded by shard_weights, and x must be a plain tensor, got a "
+                f"{type(x).__name__}; pass x.dequantize()"
             )
         if not torch.compiler.is_compiling():
             _agree_on_shards(matmul, self.shards)
@@ -265,21 +285,28 @@ def exchange_of(module: torch.nn.Module, product: str, sequence: bool | None) ->
 # ------------------------------------------------------------ what ranks refuse, and say to one another
 
 
-def _check_parallel(matmul: Matmul, parallel: Parallel, x: torch.Tensor | QuantizedActivation) -> None:
+def _check_plain(matmul: Matmul, parallel: Parallel, x: torch.Tensor | QuantizedActivation) -> None:
+    if isinstance(x, QuantizedTensor | QuantizedActivation):
+        raise NotImplementedError(
+            f"quire.{type(matmul.module).__name__}, {parallel.text}: x must be a plain tensor, got a "
+            f"{type(x).__name__}; pass x.dequantize()"
+        )
+
+
+def _check_parallel(matmul: Matmul, parallel: Parallel) -> None:
     """Raises NotImplementedError for what a layer whose weights are sharded for good does not do."""
     layer = f"quire.{type(matmul.module).__name__}"
-    what = f"{layer}, {parallel.text}"
-    if isinstance(x, QuantizedTensor | QuantizedActivation):
-        raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")
-    if isinstance(matmul.weights[0], QuantizedTensor):
-        refuse_quantized(layer, parallel.text)
-    if matmul.call.output_spec:
-        raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
     delayed = () if matmul.call.recipe is None else matmul.call.recipe.delayed_operands
     if 0 < len(delayed) < 3:
         raise NotImplementedError(
             f"{layer}: delayed scaling of {' and '.join(delayed)} alone does not go with weights that "
             "are sharded over ranks; give all operands of the matmul delayed scaling, or none"
+        )
+    if isinstance(matmul.weights[0], QuantizedTensor):
+        refuse_quantized(layer, parallel.text)
+    if matmul.call.output_spec:
+        raise NotImplementedError(
+            f"{layer}, {parallel.text}: results are not quantized; leave fp8_output and output_spec out"
         )
 
 

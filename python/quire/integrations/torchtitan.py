@@ -9,7 +9,7 @@ from typing import Any
 from quire.conversion.convert import MIN_FEATURES
 from quire.integrations import needed
 from quire.nn.linear import Linear
-from quire.nn.product_module import own_recipe
+from quire.nn.product_module import checked_recipe
 
 #: The version that tests run with.
 KNOWN = "0.3.0"
@@ -61,7 +61,7 @@ class QuireLinearConverter(QuantizationConverter):
         min_features: int = MIN_FEATURES
 
     def __init__(self, config: Config) -> None:
-        own_recipe("QuireLinearConverter", config.recipe)
+        checked_recipe("QuireLinearConverter", config.recipe)
         self.config = config
 
     def convert(self, model_config: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.integrations import needed
-from quire.nn.product_module import own_recipe
+from quire.nn.product_module import checked_recipe
 from quire.quantization.model import quantize_model
 
 #: The newest version when this was written.
@@ -57,7 +57,7 @@ class QuireConfig(QuantizationConfig):
 
     def __init__(self, recipe: str = DEFAULT, ignore: tuple[str, ...] = ()) -> None:
         super().__init__()
-        found = own_recipe("quire.integrations.vllm", recipe)
+        found = checked_recipe("quire.integrations.vllm", recipe)
         if found is None or found.static_input:
             raise ValueError(
                 f"quire.integrations.vllm: recipe must be one that measures the scales of x in each call, such as "

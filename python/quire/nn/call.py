@@ -17,8 +17,8 @@ from quire.tensor import QuantizedActivation, QuantSpec
 class Call(NamedTuple):
     """The options of one call of a module, shared by all of its matmuls.
 
-    recipe: the active recipe; None means high precision. rule: active_rule(). dtype: of the
-    results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
+    recipe: the active recipe; None means high precision. rule: active_rule(). dtype: of
+    the results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
     module's result, "" for none. layout: how the tensors of a call with a DTensor are sharded; None for a plain x.
     """
 

@@ -21,8 +21,8 @@ class Dispatched(NamedTuple):
 
     rows, ends: sorted by expert, and the row at which the tokens of each expert end. codes: buffers of rows, which are
     then not read; or (). give_back: rows of results -> those of this rank's own tokens, in the order of
-    row_map. weights, ids: those of the router, without entries that were dropped. meanwhile: what was computed while
-    the tokens travelled.
+    row_map. weights, ids: those of the router, without entries that were dropped. shared: the result of the shared
+    experts, None without any; to be called once, after the experts.
     """
 
     rows: torch.Tensor
@@ -32,7 +32,7 @@ class Dispatched(NamedTuple):
     row_map: torch.Tensor
     weights: torch.Tensor
     ids: torch.Tensor
-    meanwhile: torch.Tensor | None
+    shared: Callable[[], torch.Tensor | None]
 
 
 class OwnExperts(NamedTuple):
@@ -46,12 +46,13 @@ class OwnExperts(NamedTuple):
         tokens: torch.Tensor,
         weights: torch.Tensor,
         ids: torch.Tensor,
-        meanwhile: Callable[[], torch.Tensor | None],
+        shared: Callable[[], torch.Tensor | None],
     ) -> Dispatched:
-        """tokens [T, K], weights and ids [T, k] of the router. meanwhile: is called while tokens travel, if any do."""
+        """tokens [T, K], weights and ids [T, k] of the router. shared: computes the shared experts, while the tokens
+        travel if they do."""
         factors = weights if self.weight_on_input else None
         rows, ends, row_map = permute(tokens, ids, self.num_experts, weights=factors)
-        return Dispatched(rows, ends, (), lambda results: results, row_map, weights, ids, meanwhile())
+        return Dispatched(rows, ends, (), lambda results: results, row_map, weights, ids, shared)
 
 
 class ExpertsOfRanks(NamedTuple):
@@ -70,7 +71,7 @@ class ExpertsOfRanks(NamedTuple):
         tokens: torch.Tensor,
         weights: torch.Tensor,
         ids: torch.Tensor,
-        meanwhile: Callable[[], torch.Tensor | None],
+        shared: Callable[[], torch.Tensor | None],
     ) -> Dispatched:
         """As OwnExperts.dispatch()."""
         spec = self._sent_spec(tokens)
@@ -82,7 +83,7 @@ class ExpertsOfRanks(NamedTuple):
         leaving = permute_rows(tokens, trip.row_map, sum(trip.send), weights if self.weight_on_input else None)
         payload, fields = pack(leaving, spec) if spec else (leaving, ())
         started = sender.start(payload, trip.receive, trip.send)
-        computed = meanwhile()
+        computed = shared()
         rows, codes = trip.by_expert(sender.finish(started)), ()
         if spec:
             rows, codes = sender.stand_in(leaving, trip), unpack(rows, fields, spec, trip.ends)
@@ -90,7 +91,7 @@ class ExpertsOfRanks(NamedTuple):
         def give_back(results: torch.Tensor) -> torch.Tensor:
             return sender.exchange(trip.by_process(results), trip.send, trip.receive)
 
-        return Dispatched(rows, trip.ends, codes, give_back, trip.row_map, weights, trip.ids, computed)
+        return Dispatched(rows, trip.ends, codes, give_back, trip.row_map, weights, trip.ids, lambda: computed)
 
     def _sent_spec(self, tokens: torch.Tensor) -> str:
         """Under which spec rows are sent as codes; "" if they are sent as values. Raises NotImplementedError if the
@@ -121,7 +122,7 @@ class ExpertsOfRanks(NamedTuple):
         caller = f"{layer}, rank {self.group.index()} of {self.group.size}"
         call, dispatch = active_call(self.layer, tokens), "codes" if self.codes else "values"
         specs = None if call.recipe is None else specs_of(self.layer, call)
-        hidden_size, num_experts = tokens.shape[-1], self.layer.num_gemms
+        hidden_size, num_experts = tokens.shape[-1], self.layer.num_gemms  # of all ranks
 
         def said() -> check_ranks.Fields:
             fields = {"layer": layer, "experts over": f"{self.group.name}, {num_experts} experts"}

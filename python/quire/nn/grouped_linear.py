@@ -15,7 +15,7 @@ from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, own_recipe
+from quire.nn.product_module import ProductModule, checked_recipe
 from quire.nn.sharded_module import Sharding
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
@@ -86,7 +86,7 @@ class GroupedLinear(ProductModule):
         flags["save_original_input"] = save_original_input
         check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_device("quire.GroupedLinear", device)
-        recipe = own_recipe("quire.GroupedLinear", recipe)
+        recipe = checked_recipe("quire.GroupedLinear", recipe)
         check_type_or_none("quire.GroupedLinear", Parallel, parallel=parallel)
         _check_parallel(parallel, single_grouped_weight and ep_group is not None, single_grouped_bias and bias)
         super().__init__()

@@ -14,7 +14,7 @@ from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, own_recipe
+from quire.nn.product_module import ProductModule, checked_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
@@ -109,7 +109,7 @@ class LayerNormLinear(ProductModule):
     ) -> None:
         check_device("quire.LayerNormLinear", device)
         check_type("quire.LayerNormLinear", bool, bias=bias)
-        recipe = own_recipe("quire.LayerNormLinear", recipe)
+        recipe = checked_recipe("quire.LayerNormLinear", recipe)
         super().__init__()
         self._set_flags(
             return_bias=return_bias,

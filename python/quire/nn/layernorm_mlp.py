@@ -15,7 +15,7 @@ from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, own_recipe
+from quire.nn.product_module import ProductModule, checked_recipe
 from quire.nn.recompute import checkpoint as recompute
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
@@ -85,7 +85,7 @@ class LayerNormMLP(ProductModule):
     ) -> None:
         check_device("quire.LayerNormMLP", device)
         check_type("quire.LayerNormMLP", bool, bias=bias)
-        recipe = own_recipe("quire.LayerNormMLP", recipe)
+        recipe = checked_recipe("quire.LayerNormMLP", recipe)
         super().__init__()
         self._set_flags(
             return_bias=return_bias,

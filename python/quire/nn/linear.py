@@ -17,12 +17,14 @@ from quire.nn.dtype import is_any_autocast_enabled, uses_torch_autocast
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, own_recipe
+from quire.nn.product_module import ProductModule, checked_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 from quire.tensor.order import same_codes
 
 torchs_linear = torch.nn.functional.linear
+#: y, and where the layer returns it apart, the bias.
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
 
 
 def applied_sharding(layer: torch.nn.Linear) -> Parallel | None:
@@ -97,7 +99,7 @@ class Linear(ProductModule, torch.nn.Linear):
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
         check_device("quire.Linear", device)
-        recipe = own_recipe("quire.Linear", recipe)
+        recipe = checked_recipe("quire.Linear", recipe)
         check_type_or_none("quire.Linear", Parallel, parallel=parallel)
         self.parallel = parallel  # before the parameters, which are this rank's shard
         sizes = (
@@ -163,11 +165,9 @@ class Linear(ProductModule, torch.nn.Linear):
         """
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
-                y = self._plain(x)
+                y = self._without_product(x)
                 if y is not None:
                     return y
-            if is_dtensor(x) and active_in(self) == (None, None) and (y := torchs_result(self, x)) is not None:
-                return y
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
             options["layout"] = layout_of(self, x)
             call = active_call(self, x, is_first_microbatch, **options)
@@ -180,20 +180,22 @@ class Linear(ProductModule, torch.nn.Linear):
             name_layer(error, self)
             raise
 
-    def _plain(self, x: torch.Tensor) -> torch.Tensor | None:
+    def _without_product(self, x: torch.Tensor) -> Result | None:
         """forward() without options, if the layer has none either. None for calls that need a Product: of an x that is
-        no plain tensor, a weight that is computed (parametrized, split), other dtypes, static scales."""
+        quantized, a weight that is computed (parametrized, split), other dtypes, static scales."""
+        if is_dtensor(x):
+            return torchs_result(self, x) if active_in(self) == (None, None) else None
         # Twenty times as quick as Module.__getattr__. A weight that is computed is not there.
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias", ...)
-        plain = type(weight) is torch.nn.Parameter
-        own = (plain or type(weight) is QuantizedTensor) and (bias is None or type(bias) is torch.nn.Parameter)
+        unquantized = type(weight) is torch.nn.Parameter
+        own = (unquantized or type(weight) is QuantizedTensor) and (bias is None or type(bias) is torch.nn.Parameter)
         if not own or type(x) is not torch.Tensor or self.return_bias or self.parallel is not None:
             return None
         if self.fuse_wgrad_accumulation or self.delay_wgrad_compute:
             return None
         recipe, rule = active_in(self)
         if recipe is None:
-            return torchs_linear(x, weight, bias) if plain and rule is None else None
+            return torchs_linear(x, weight, bias) if unquantized and rule is None else None
         dtype = x.dtype
         if is_any_autocast_enabled() and uses_torch_autocast(x):
             dtype = torch.get_autocast_dtype(x.device.type)
@@ -201,8 +203,8 @@ class Linear(ProductModule, torch.nn.Linear):
             return None
         if recipe.static_input or self.save_original_input:
             return None
-        if recipe.delayed_operands or not plain:
-            return self._delayed(x, recipe, rule, dtype) if plain else self._of_codes(x, recipe, dtype)
+        if recipe.delayed_operands or not unquantized:
+            return self._delayed(x, recipe, rule, dtype) if unquantized else self._of_codes(x, recipe, dtype)
         sr_state = self.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
         if sr_state is not None and sr_state.device != weight.device:
             return None
@@ -213,7 +215,7 @@ class Linear(ProductModule, torch.nn.Linear):
         return linear_prequantized(x, weight, bias, text, dtype, w_buffers=codes, sr_state=sr_state, w_fingerprint=mark)
 
     def _delayed(self, x: torch.Tensor, recipe: Recipe, rule: Rule, dtype: torch.dtype) -> torch.Tensor | None:
-        """_plain() of delayed scaling of all operands; None if codes of the weight are kept or rules differ by
+        """_without_product() of delayed scaling of all operands; None if codes of the weight are kept or rules differ by
         layer."""
         weight, bias, state = self._parameters["weight"], self._parameters["bias"], self.delayed
         if isinstance(rule, RulesByLayer) or self.kept_weight is not None or len(recipe.delayed_operands) < 3:
@@ -228,7 +230,7 @@ class Linear(ProductModule, torch.nn.Linear):
         return y
 
     def _of_codes(self, x: torch.Tensor, recipe: Recipe, dtype: torch.dtype) -> torch.Tensor | None:
-        """_plain() of a quantized weight, in calls that want no gradient."""
+        """_without_product() of a quantized weight, in calls that want no gradient."""
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in (x, weight, bias)]):
             return None

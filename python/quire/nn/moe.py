@@ -195,9 +195,9 @@ class MoE(Float32Buffers):
             if self.routing.get("capacity") is not None:
                 weights, ids = limit_capacity(weights, ids, self.num_experts, self.routing["capacity"])
             sent = self._exchange().dispatch(tokens, weights, ids, lambda: self._shared(tokens))
-            rows = sent.give_back(self._experts(sent))
+            rows, shared = sent.give_back(self._experts(sent)), sent.shared()
             y = unpermute(rows, sent.row_map, None if self.weight_on_input else sent.weights)
-            y = (y if sent.meanwhile is None else y + sent.meanwhile).reshape(x.shape)
+            y = (y if shared is None else y + shared).reshape(x.shape)
             return (y, Routing(logits, sent.weights, sent.ids, load)) if return_routing else y
         except Exception as error:
             name_layer(error, self)

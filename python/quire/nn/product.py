@@ -24,8 +24,9 @@ from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
 class Product:
     """One matmul of a module in one call, for all rows of x or for groups of rows.
 
-    Only the constructor reads the module; run() does not. So if the object is constructed before a checkpoint, the
-    recomputation in the checkpoint uses the same values. commit() writes to the module.
+    Only the constructor reads weights, scales and kept codes. So if the object is constructed before a checkpoint, the
+    recomputation in the checkpoint uses the same values. run() collects amaxes of delayed scaling. commit() writes what
+    later calls need. What the layer refuses whatever x is, the constructor refuses, before anything runs.
 
     specs: those of the matmul, None in high precision. given: further arguments of the operator. exchange: what ranks
     exchange, nothing in one process.
@@ -44,6 +45,7 @@ class Product:
         self.weights = [call.part(parameter) for parameter in self.parameters]
         self.needs_dw = torch.is_grad_enabled() and any([requires_grad(parameter) for parameter in self.parameters])
         self.exchange = exchange_of(module, name, call.sequence)
+        self.exchange.check(self)
         self.given: dict[str, object] = {}
         if self.needs_dw and module.external_wgrad:
             self.given |= external_wgrad(module, name, call)

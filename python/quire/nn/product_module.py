@@ -21,7 +21,7 @@ from quire.recipe import Recipe, as_recipe
 from quire.tensor import DTYPES
 
 
-def own_recipe(what: str, recipe: object) -> Recipe | None:
+def checked_recipe(what: str, recipe: object) -> Recipe | None:
     """as_recipe() of a layer's own recipe. Also raises ValueError for delayed scaling."""
     found = as_recipe(what, recipe)
     if found is not None and found.delayed():
@@ -44,7 +44,7 @@ class ProductModule(ShardedModule, Float32Buffers):
     wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
         always on the CPU: the process keeps their operands and finds them by the number.
     recipe: the layer's own, for calls outside of every quire.autocast. What is assigned can be a recipe, its name or
-        its text, or None for high precision. Raises what own_recipe() raises, and then keeps the old recipe.
+        its text, or None for high precision. A value that checked_recipe() refuses changes nothing.
     None of the states is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks.
     All except wgrad_stash are on the device of the parameters, however the parameters were moved there (place_states).
     """
@@ -73,7 +73,7 @@ class ProductModule(ShardedModule, Float32Buffers):
 
     @recipe.setter
     def recipe(self, recipe: Recipe | str | None) -> None:
-        self.own_recipe = own_recipe(f"quire.{type(self).__name__}.recipe", recipe)
+        self.own_recipe = checked_recipe(f"quire.{type(self).__name__}.recipe", recipe)
 
     def _recipe_text(self) -> str:
         """What extra_repr() says of it."""

@@ -12,7 +12,7 @@ from quire.distributed.pieces import PlainPart
 from quire.distributed.placements import is_dtensor, local, sharding_of
 from quire.tensor import QuantizedTensor
 
-#: What says where this rank's shard of a tensor is in the whole: its pieces().
+#: Says by pieces() where this rank's shard lies in the whole tensor.
 Sharding = Parallel | ExpertGroup
 
 

@@ -10,7 +10,7 @@ from quire.conversion.convert import Plan, Selection, carry_out, select
 from quire.conversion.inference import inference_recipe
 from quire.functional import quantize
 from quire.nn.own_context import own_context, running
-from quire.nn.product_module import own_recipe
+from quire.nn.product_module import checked_recipe
 from quire.nn.stacked_experts import is_experts
 from quire.quantization.calibrate import calibrate, check_missing, give, scales_of
 from quire.quantization.inputs import Batch, Matmul, listed, matmuls, uncompiled
@@ -106,7 +106,7 @@ def _codes(
 
 
 def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
-    found = own_recipe("quantize_model", recipe)
+    found = checked_recipe("quantize_model", recipe)
     if found is None:
         raise ValueError(
             f"quantize_model: recipe must be one of {', '.join(names(delayed=False))}, or a text; got None"

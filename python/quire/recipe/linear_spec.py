@@ -39,11 +39,6 @@ class LinearSpec:
         """Whether backward starts from x itself, so that codes of x alone are not enough."""
         return self.backward in ("requantized", "high_precision")
 
-    @property
-    def multiplies_codes(self) -> bool:
-        """Whether backward multiplies codes."""
-        return self.backward in ("", "requantized")
-
     def of_x(self, x: str) -> "LinearSpec":
         """The same for an x that is quantized under another spec."""
         return self if x == self.x else LinearSpec(x, self.w, self.dy, self.dx, self.backward)

@@ -30,8 +30,8 @@ TABLE = Table(FEATURES, {"all of quire.te": False}, own_allowed)
 
 @pytest.mark.parametrize(("feature", "way", "recipe"), TABLE.cases())
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_a_feature_gives_the_bits_of_eager_mode(feature, way, recipe, compiler, device, surroundings, equal_bits):
-    gives_the_bits_of_eager_mode(TABLE.feature(feature, way, recipe), way, recipe, surroundings, equal_bits)
+def test_a_feature_gives_the_bits_of_eager_mode(feature, way, recipe, compiler, device, surroundings):
+    gives_the_bits_of_eager_mode(TABLE.feature(feature, way, recipe), way, recipe, surroundings)
 
 
 @pytest.mark.parametrize(
