@@ -1,6 +1,7 @@
 """An instruction set is two files and two lines that name them: one that the tree lacks, chosen by QUIRE_ISA."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -46,3 +47,25 @@ def test_an_instruction_set_computes_right_once_it_has_two_files_and_two_lines(t
         done = subprocess.run([tmp_path / "toy"], capture_output=True, text=True, env=os.environ | {"QUIRE_ISA": isa})
         assert done.stdout.splitlines() == [isa, "right"], done.stdout + done.stderr
     request.config.cache.set(key, now)
+
+
+@pytest.mark.parametrize(
+    "word, message",
+    [
+        ("multiply_add", "static assertion failed: the vocabulary lacks a word of float32"),
+        ("load_f16", "static assertion failed: the vocabulary lacks a word of float16 or bfloat16"),
+        ("largest_lane", "static assertion failed: the vocabulary lacks a word of integers"),
+        ("store_bytes_of_words", "static assertion failed: the vocabulary lacks a word of bytes"),
+        ("has_quick_subnormals", "'has_quick_subnormals' was not declared"),
+        ("finish_streams", "'finish_streams' was not declared"),
+        ("load_bytes_as_f16", "'load_bytes_as_f16' was not declared"),
+    ],
+)
+def test_an_instruction_set_without_a_word_is_refused_by_the_list_of_words(tmp_path, word, message):
+    path = tmp_path / "quire/cpu/simd/scalar.h"
+    path.parent.mkdir(parents=True)
+    path.write_text(re.sub(rf"\b{word}\b", f"other_{word}", (SOURCES / "quire/cpu/simd/scalar.h").read_text()))
+    said = compiler_output(tmp_path, "-fsyntax-only", SOURCES / "quire/cpu/target/scalar.cpp")
+    first = next(line for line in said.splitlines() if "error:" in line)
+    assert "generic/vocabulary.inl.h" in first and message in first
+    assert re.search(rf"note: the required expression .*\b{word}\(|error: '{word}'", said)

@@ -1,6 +1,8 @@
 // Vectors of any length, and words for them that need no instruction of their own.
 #pragma once
 
+#include "quire/cpu/generic/vocabulary.inl.h"
+
 /// A vector of N elements.
 template <class T, int64_t N>
 struct VectorOf {
