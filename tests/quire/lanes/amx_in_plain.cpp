@@ -100,8 +100,8 @@ void store_sums(int32_t* sums) {
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kBf16 = multiply<AmxMicroKernel>, kInt8 = multiply<AmxInt8MicroKernel>,
-                 kNvfp4 = multiply<AmxNvfp4MicroKernel>;
+const GemmKernel kBf16 = multiply_matrix<AmxMicroKernel>, kInt8 = multiply_matrix<AmxInt8MicroKernel>,
+                 kNvfp4 = multiply_matrix<AmxNvfp4MicroKernel>;
 
 }  // namespace quire::cpu::amx_in_plain
 

@@ -31,42 +31,42 @@ constexpr int64_t kWorthAThread<GemmProblem> = int64_t{1} << 21;  // 2^18 multip
 
 /// The problem of a group.
 template <class Problem>
-struct Cut {
+struct GroupCut {
   size_t group;
   Problem problem;
 };
 
 template <class Problem>
-using Cuts = std::pmr::vector<Cut<Problem>>;
+using GroupCuts = std::pmr::vector<GroupCut<Problem>>;
 
 /// Room for a problem of each group that has rows.
 template <class Problem>
-Cuts<Problem> cuts_of(const Ends& ends, ListMemory& memory) {
-  Cuts<Problem> cuts(memory);
+GroupCuts<Problem> cuts_of(const Ends& ends, ListMemory& memory) {
+  GroupCuts<Problem> cuts(memory);
   cuts.reserve(ends.filled());
   return cuts;
 }
 
 template <class Problem>
-void check_each(const Cuts<Problem>& cuts) {
-  for (const Cut<Problem>& cut : cuts) check_problem(cut.problem);
+void check_each(const GroupCuts<Problem>& cuts) {
+  for (const GroupCut<Problem>& cut : cuts) check_problem(cut.problem);
 }
 
 template <class Problem>
-void run_one(const Cut<Problem>& cut, Context context) {
+void run_one(const GroupCut<Problem>& cut, Context context) {
   std::string part;
   if (context.observer && !context.part.empty()) context.part = part = text(context.part, " ", cut.group);
   run_checked(cut.problem, context);
 }
 
 template <class Problem>
-void run_each(const Cuts<Problem>& cuts, const Context& context) {
+void run_each(const GroupCuts<Problem>& cuts, const Context& context) {
   std::pmr::vector<int64_t> costs(cuts.get_allocator().resource());
   costs.reserve(cuts.size());
-  for (const Cut<Problem>& cut : cuts) costs.push_back(cost_of(cut.problem));
+  for (const GroupCut<Problem>& cut : cuts) costs.push_back(cost_of(cut.problem));
   // Observers hear of the groups in order, and in the thread that asked.
   if (context.observer || std::accumulate(costs.begin(), costs.end(), int64_t{0}) < 2 * kWorthAThread<Problem>)
-    for (const Cut<Problem>& cut : cuts) run_one(cut, context);
+    for (const GroupCut<Problem>& cut : cuts) run_one(cut, context);
   else
     parallel_tasks(costs, [&](size_t i) { run_one(cuts[i], context); });
 }
@@ -156,7 +156,7 @@ void run_groups(const AmaxProblem& p, const Context& context) {
   const Ends ends(p.groups, p.x.rows, memory);
   const GroupedLayout rowwise{p.spec, Direction::rowwise, ends, p.x.cols, p.kOp},
       columnwise{p.spec, Direction::columnwise, ends, p.x.cols, p.kOp};
-  Cuts<AmaxProblem> problems = cuts_of<AmaxProblem>(ends, memory);
+  GroupCuts<AmaxProblem> problems = cuts_of<AmaxProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e)
     if (ends.rows(e) > 0)
       problems.push_back({e,
@@ -177,7 +177,7 @@ void run_groups(const QuantizeProblem& p, const Context& context) {
   const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows, memory}) : std::nullopt;
   CutSides sides({p.spec, Direction::rowwise, ends, p.x.cols, p.what}, is_one(p.groups), memory);
   sides.cut(p.rowwise, p.columnwise, p.room);
-  Cuts<QuantizeProblem> problems = cuts_of<QuantizeProblem>(ends, memory);
+  GroupCuts<QuantizeProblem> problems = cuts_of<QuantizeProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0 || (only && only->rows(e) == 0)) continue;
     Randomness random = p.random;
@@ -209,7 +209,7 @@ void run_groups(const DequantizeProblem& p, const Context& context) {
                      .what = p.what};
   ListMemory memory;
   const CutOperand cut(from, memory);
-  Cuts<DequantizeProblem> problems = cuts_of<DequantizeProblem>(cut.ends(), memory);
+  GroupCuts<DequantizeProblem> problems = cuts_of<DequantizeProblem>(cut.ends(), memory);
   for (size_t e = 0; e < cut.ends().size(); ++e)
     if (cut.ends().rows(e) > 0) problems.push_back({e, cut.decoded(e, matrix_of(p.out, cut.ends(), e))});
   check_each(problems);
@@ -225,7 +225,7 @@ void run_groups(const GemmProblem& p, const Context& context) {
     return rows ? matrix_of(p.out, p.outs, e, {a.ends().begin(e), a.ends().rows(e)})
                 : equal_part(p.out, p.outs, e, p.a.outer);
   };
-  Cuts<GemmProblem> problems = cuts_of<GemmProblem>(a.ends(), memory);
+  GroupCuts<GemmProblem> problems = cuts_of<GemmProblem>(a.ends(), memory);
   for (size_t e = 0; e < a.ends().size(); ++e) {
     if (a.ends().rows(e) == 0) continue;
     const MutableMatrix out = out_of(e);
@@ -261,8 +261,8 @@ void run_groups(const MatmulProblem& p, const Context& context) {
     return p.transpose_a ? equal_part(p.out, p.outs, e, p.a.cols)
                          : matrix_of(p.out, p.outs, e, {ends.begin(e), ends.rows(e)});
   };
-  Cuts<DequantizeProblem> decodings(memory);
-  Cuts<MatmulProblem> products = cuts_of<MatmulProblem>(ends, memory);
+  GroupCuts<DequantizeProblem> decodings(memory);
+  GroupCuts<MatmulProblem> products = cuts_of<MatmulProblem>(ends, memory);
   if (codes) decodings.reserve(ends.filled());
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
@@ -288,7 +288,7 @@ void run_groups(const MatmulProblem& p, const Context& context) {
 void run_groups(const ColumnSumProblem& p, const Context& context) {
   ListMemory memory;
   const Ends ends(p.groups, p.x.rows, memory);
-  Cuts<ColumnSumProblem> problems = cuts_of<ColumnSumProblem>(ends, memory);
+  GroupCuts<ColumnSumProblem> problems = cuts_of<ColumnSumProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e) {
     const auto row = static_cast<int64_t>(e) * p.x.cols * size_of(p.out_dtype);
     problems.push_back({e,
@@ -306,7 +306,7 @@ void run_groups(const ActivationProblem& p, const Context& context) {
   const Ends ends(p.groups, p.x.rows, memory);
   CutSides sides({out.spec, Direction::rowwise, ends, out.y.cols, p.kOp}, is_one(p.groups), memory);
   sides.cut(out.rowwise, out.columnwise, p.room);
-  Cuts<ActivationProblem> problems = cuts_of<ActivationProblem>(ends, memory);
+  GroupCuts<ActivationProblem> problems = cuts_of<ActivationProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
     problems.push_back({e,

@@ -17,7 +17,7 @@ namespace {
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kInt8 = multiply_any_height<multiply<Int8MicroKernel<kInt8Tile>>>;
+const GemmKernel kInt8 = multiply_matrix_of_any_height<multiply_matrix<Int8MicroKernel<kInt8Tile>>>;
 
 }  // namespace quire::cpu::avx2_vnni
 

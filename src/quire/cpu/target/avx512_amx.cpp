@@ -28,12 +28,13 @@ namespace {
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 
 /// A tile of fewer rows costs as much as a full one. The bits are the same.
-void multiply_int8(const GemmProblem& p) {
-  (p.out.rows < AmxInt8MicroKernel::kRows ? avx512_vnni::kInt8 : multiply<AmxInt8MicroKernel>)(p);
+void multiply_matrix_int8(const GemmProblem& p) {
+  (p.out.rows < AmxInt8MicroKernel::kRows ? avx512_vnni::kInt8 : multiply_matrix<AmxInt8MicroKernel>)(p);
 }
 }  // namespace
 
-const GemmKernel kBf16 = multiply<AmxMicroKernel>, kInt8 = multiply_int8, kNvfp4 = multiply<AmxNvfp4MicroKernel>;
+const GemmKernel kBf16 = multiply_matrix<AmxMicroKernel>, kInt8 = multiply_matrix_int8,
+                 kNvfp4 = multiply_matrix<AmxNvfp4MicroKernel>;
 
 }  // namespace quire::cpu::avx512_amx
 

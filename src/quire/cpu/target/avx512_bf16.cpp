@@ -23,7 +23,7 @@ namespace {
 #include "quire/cpu/generic/gemm/gemm.inl.h"
 }  // namespace
 
-const GemmKernel kBf16 = multiply_shaped<Bf16MicroKernel, kWideTile>;
+const GemmKernel kBf16 = multiply_matrix_of_shape<Bf16MicroKernel, kWideTile>;
 
 }  // namespace quire::cpu::avx512_bf16
 

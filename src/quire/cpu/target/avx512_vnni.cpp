@@ -21,7 +21,7 @@ namespace {
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kInt8 = multiply_any_height<multiply_shaped<Int8MicroKernel, kInt8Tile>>;
+const GemmKernel kInt8 = multiply_matrix_of_any_height<multiply_matrix_of_shape<Int8MicroKernel, kInt8Tile>>;
 
 }  // namespace quire::cpu::avx512_vnni
 

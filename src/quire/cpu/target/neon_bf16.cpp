@@ -19,7 +19,7 @@ namespace {
 #include "quire/cpu/generic/gemm/gemm.inl.h"
 }  // namespace
 
-const GemmKernel kBf16 = multiply<Bf16MicroKernel<kWideTile>>;
+const GemmKernel kBf16 = multiply_matrix<Bf16MicroKernel<kWideTile>>;
 
 }  // namespace quire::cpu::neon_bf16
 

@@ -17,7 +17,7 @@ namespace {
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kInt8 = multiply<Int8MicroKernel<kInt8Tile>>;
+const GemmKernel kInt8 = multiply_matrix<Int8MicroKernel<kInt8Tile>>;
 
 }  // namespace quire::cpu::neon_dot
 

@@ -22,10 +22,10 @@ class Scratch {
 
  private:
   static constexpr std::align_val_t kAlignment{64};
-  struct Free {
+  struct FreeScratch {
     void operator()(float* p) const { ::operator delete(p, kAlignment); }
   };
-  std::unique_ptr<float, Free> floats_;
+  std::unique_ptr<float, FreeScratch> floats_;
 };
 
 inline const void* element_of(const Matrix& x, int64_t r, int64_t c) {

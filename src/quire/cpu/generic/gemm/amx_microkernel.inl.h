@@ -22,9 +22,10 @@ struct AmxMicroKernel : Bf16MicroKernel<kWideTile> {
 
   /// Blocks are at least 32 long: a tile is 16 lanes deep. What follows a K-panel's end is packed as zero.
   template <int Rows, bool Scaled, class Columns>
-  [[gnu::noinline]] static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+  [[gnu::noinline]] static void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
     static_assert((Rows == 16 || Rows == 32) && kVectors * kLanes == 32);
     Columns from = columns;
+    // The tiles of sums are the registers here. Without scales they hold the sums of the whole K-panel.
     const int64_t lanes = panel.padded / kPerLane;
     if constexpr (!Scaled) {  // an instruction sums 32 positions, and adds that to the sum
       load_sums<Rows>(tile.sum);
@@ -33,9 +34,11 @@ struct AmxMicroKernel : Bf16MicroKernel<kWideTile> {
     } else {
       alignas(64) float sums[Rows * 32];
       for (int64_t block = 0; block < panel.blocks(); ++block) {
+        // A block starts at zero in the tiles.
         zero_tiles<Rows>();
         add_lanes<Rows>(tile, from, block * panel.block / kPerLane,
                         std::min(lanes, (block + 1) * panel.block / kPerLane));
+        // Tiles cannot be scaled: their sums go through memory.
         store_sums<Rows>(sums);
         for (int64_t r = 0; r < tile.rows; ++r)
           for (int v = 0; v < 32; v += kLanes)
@@ -56,13 +59,16 @@ struct AmxMicroKernel : Bf16MicroKernel<kWideTile> {
   template <int Rows, class MicroKernel, class Codes>
   static void add_lanes(const MicroTile& tile, KeptColumns<MicroKernel, Codes>& columns, int64_t begin, int64_t end) {
     for (int64_t lane = begin; lane < end; lane += kDepth) {
+      // Decode one tile of columns; read() also packs it.
 #pragma GCC unroll 8
       for (int64_t q = 0; q < kDepth * kPerLane / 4; ++q) {
         Halves decoded[4 / kPerLane][kVectors];
         columns.read(lane * kPerLane / 4 + q, decoded);
       }
+      // Meanwhile multiply the tile before it.
       if (lane > begin) add_lanes<Rows>(tile, columns.kept, lane - kDepth, lane);
     }
+    // The last one.
     add_lanes<Rows>(tile, columns.kept, end - kDepth, end);
   }
 };
@@ -73,7 +79,7 @@ struct AmxNvfp4MicroKernel : AmxMicroKernel {
   static constexpr Folding kFolding = Folding::all;
 
   /// Columns decoded as they are multiplied.
-  struct Codes {
+  struct Nvfp4Codes {
     StoredColumns<AmxMicroKernel> stored;
     const float (*scales)[kVectors][kLaneGroup];  ///< of each block
 
@@ -94,7 +100,7 @@ struct AmxNvfp4MicroKernel : AmxMicroKernel {
     alignas(64) float scales[kPanelBlocks][kVectors][kLaneGroup];
     for (int v = 0; v < kVectors; ++v)
       decode_scales<false>(o, col + v * kLaneGroup, panel, kVectors * kLaneGroup, scales[0][v]);
-    body(Codes{{o, col, panel}, scales});
+    body(Nvfp4Codes{{o, col, panel}, scales});
     return true;
   }
 
@@ -107,6 +113,7 @@ struct AmxNvfp4MicroKernel : AmxMicroKernel {
       for (int64_t l = 0; l < panel.rounded(kStep); l += kStep) {
         const uint8_t* from = lines.data + i * lines.stride + l / 2;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
+        // A vector holds 32 codes, of two blocks: either half of the lanes takes the scale of its block.
         const float first = scales[i][l / kBlock];
         const float second = l + kBlock < panel.size ? scales[i][l / kBlock + 1] : 0.0f;  // padding may be NaN
         const auto scale =
@@ -131,6 +138,7 @@ struct AmxNvfp4MicroKernel : AmxMicroKernel {
                                              const float (&scales)[kPanelBlocks][kLaneGroup], float* out) {
     constexpr int64_t step = Source::kStep * kQuadCodes;
     for (int64_t l = 0; l < panel.rounded(step); l += step) {
+      // A quad of bytes is 8 positions, all of one block: one scale for each line.
       U32 quads[Source::kStep][kQuadVectors];
       pairs.read(l / 2, quads);
 #pragma GCC unroll 4
@@ -158,20 +166,24 @@ struct AmxInt8MicroKernel : Int8MicroKernel<kInt8Tile> {
   static constexpr bool kReadsCodes = false;
 
   template <int Rows, bool Scaled>
-  static void multiply(const MicroTile& tile, const PackedColumns<AmxInt8MicroKernel>& columns, const KPanel& panel) {
+  static void multiply_rows(const MicroTile& tile, const PackedColumns<AmxInt8MicroKernel>& columns,
+                            const KPanel& panel) {
     static_assert(Rows == kRows && kVectors * kLanes == kRows);
     alignas(64) int32_t products[kRows * kRows];
     for (int64_t block = 0; block < panel.blocks(); ++block) {
       const float* const lanes = columns.lanes + block * kBlockLanes * kLaneGroup;
+      // The exact products of one block, by way of memory.
       zero_tiles<Rows>();
       multiply_int8_tiles<Rows>(tile.a + block * kBlockLanes, kRowLanes, lanes, lanes + kLaneGroup * kPanelLanes);
       store_sums<Rows>(products);
       for (int64_t r = 0; r < tile.rows; ++r) {
+        // The row's start and scale. The start is added afterwards, because a tile starts at zero.
         const U32 start = reinterpret_cast<U32>(broadcast_int(tile.a + r * kRowLanes + kPanelLanes + block));
         const F32 row_scale = broadcast(tile.a_scale[r * kPanelBlocks + block]);
         for (int v = 0; v < kRows; v += kLanes) {
           U32 product;  // columns that are not there hold anything, and their sums may overflow
           std::memcpy(&product, products + r * kRows + v, sizeof product);
+          // Scaled and added in the order of Int8MicroKernel.
           float* const sum = tile.sum + r * kRows + v;
           const F32 scale = row_scale * load(tile.b_scale + block * kRows + v);
           store(sum,

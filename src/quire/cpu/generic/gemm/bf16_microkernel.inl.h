@@ -11,6 +11,14 @@
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/panel_scales.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
+#include "quire/cpu/generic/vocabulary.inl.h"
+
+template <class T>
+struct Bf16Types : VocabularyTypes<T> {
+  using Pairs = Halves;
+  using Table = ByteTable;
+};
+static_assert(HasBf16Words<Bf16Types<void>>, "the vocabulary lacks a word of bfloat16 lanes");
 
 /// Scales are folded by subtraction that stops at 0, so that 0 stays 0: magnitudes are raised by this exponent first.
 constexpr int kRaised = 64;
@@ -91,12 +99,12 @@ struct Bf16MicroKernel : RegisterMicroKernel {
   static F32 accumulate(Halves a, Halves b, F32 sum) { return dot(sum, a, b); }
 
   template <int TileRows, bool Scaled, class Columns>
-  static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
-    multiply_micro_tile<Bf16MicroKernel, TileRows, Scaled>(tile, columns, panel);
+  static void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+    multiply_rows_in_registers<Bf16MicroKernel, TileRows, Scaled>(tile, columns, panel);
   }
 
   /// Columns decoded as they are multiplied.
-  struct Codes {
+  struct Bf16Codes {
     StoredColumns<Bf16MicroKernel> stored;
     Bf16Decoder decoder;
 
@@ -134,11 +142,15 @@ struct Bf16MicroKernel : RegisterMicroKernel {
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* folded, const Body& body) {
     constexpr int kGroups = kVectors / kQuadVectors;
     const bool folds = std::any_of(folded, folded + kGroups, [](unsigned lines) { return lines != 0; });
+    // Without folded scales every code is decoded exactly, and nothing can go wrong.
     const Bf16Decoder decoder(o.spec.element, folds);
-    if (!folds) return body(Codes{{o, col, panel}, decoder}), true;
+    if (!folds) return body(Bf16Codes{{o, col, panel}, decoder}), true;
+    // With them: what each block of each column subtracts from its exponents. A column that keeps its scales subtracts
+    // what the raised table added.
     alignas(64) Halves less[kPanelPowers][kVectors];
     for (int g = 0; g < kGroups; ++g)
       load_powers<kVectors>(o, col + g * kLaneGroup, panel, folded[g], &less[0][g * kQuadVectors]);
+    // The largest code that was read says whether one was infinite or NaN.
     Bytes largest = {};
     body(FoldedCodes{{o, col, panel}, decoder, less, &largest});
     return !decoder.any_special(largest);
@@ -154,6 +166,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
       for (int64_t l = 0; l < panel.rounded(4 * kLanes); l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
+        // Four codes of each of kLanes quads, which become two vectors of lanes: even codes and odd ones.
         const Bytes codes = load_bytes(from);
         const bool fold = folded >> i & 1;
         Halves even, odd;
@@ -162,10 +175,12 @@ struct Bf16MicroKernel : RegisterMicroKernel {
         } else {
           plain.decode(codes, even, odd);
         }
+        // Alternate them, so that the two lanes of a quad are neighbours, as columns have them.
         Bytes first = reinterpret_cast<Bytes>(even), second = reinterpret_cast<Bytes>(odd);
         interleave_lanes(first, second);
         store_bytes(row + l / kPerLane, first);
         store_bytes(row + l / kPerLane + kLanes, second);
+        // A folded infinity or NaN came out as a number: put it back, one quad after the other.
         if (fold && any(folding.special(codes)))
           for (int64_t q = 0; q < kLanes; ++q)
             put_special(o.spec.element, from + 4 * q, row + l / kPerLane + 2 * q, row + l / kPerLane + 2 * q + 1);
@@ -210,6 +225,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
     const Bf16Decoder decoder(element, true);
     Bytes special = {};
     float* to = out;
+    // All codes as if they were finite, and which of them were not.
     for (int64_t l = 0; l < panel.rounded(4 * kLanes); l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
@@ -224,6 +240,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
           store_lanes(to + kLaneGroup + v * kLanes, odd);
         }
     }
+    // Rare: put infinities and NaN back where they belong.
     if (!any(special)) return;
     for (int64_t i = 0; i < kLaneGroup; ++i)
       for (int64_t l = 0; l < panel.rounded(4); l += 4)
@@ -233,6 +250,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
   /// What Bf16Decoder::fold() takes for each block of 16 columns; no change for a column that keeps its scales.
   template <int64_t kStride>
   static void load_powers(const Operand& o, int64_t outer, const KPanel& panel, unsigned folded, Halves* less) {
+    // The scale bytes as [block][column], however they are stored.
     alignas(64) uint8_t powers[kLaneGroup][kLaneGroup] = {};
     const int64_t first = panel.begin / kFoldedBlock;
     if (o.spec.interleaved) {
@@ -240,6 +258,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
     } else if (!stage_scale_bytes(o, outer, first, powers)) {
       transpose_square(powers);
     }
+    // To what is subtracted. A column that is not folded takes the byte of a scale of 1.
     for (int v = 0; v < kQuadVectors; ++v) {
       U32 folds = {};
       for (int i = 0; i < kLanes; ++i) folds[i] = 1u << (v * kLanes + i);

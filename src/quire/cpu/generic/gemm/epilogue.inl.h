@@ -31,8 +31,8 @@ inline float constant_factor(const Operand& a, const Operand& b) {
 }
 
 /// What every row of a macro-tile needs to turn its sums into outputs.
-struct Columns {
-  Columns(const GemmProblem& p, const MacroTile& macro_tile) {
+struct ColumnFactors {
+  ColumnFactors(const GemmProblem& p, const MacroTile& macro_tile) {
     for (int64_t j = 0; j < macro_tile.cols; ++j) factor[j] = line_factor(p.b, macro_tile.col + j);
     if (!p.bias) return;
     const auto* from = static_cast<const char*>(p.bias) + macro_tile.col * size_of(p.bias_dtype);
@@ -65,7 +65,8 @@ int64_t tile_height(int64_t rows) {
 /// finish_macro_tile() with what is the same for all elements as constants.
 template <class MicroKernel, DType D, bool kBias>
 [[gnu::noinline]] void finish_rows(const GemmProblem& p, const MacroTile& macro_tile, const float* sum) {
-  const Columns columns(p, macro_tile);
+  // What does not depend on the row: factors and biases of columns, the constant of both formats.
+  const ColumnFactors columns(p, macro_tile);
   const F32 constant = broadcast(constant_factor(p.a, p.b) * MicroKernel::kUnit);
   constexpr int64_t cols = MicroKernel::kVectors * kLanes;
   const int64_t tile_stride = round_up(macro_tile.rows, tile_height<MicroKernel>(macro_tile.rows)) * cols;
@@ -77,6 +78,7 @@ template <class MicroKernel, DType D, bool kBias>
       const F32 factored = scaled * load(columns.factor + j);
       return kBias ? factored + load(columns.bias + j) : factored;
     };
+    // Whole pairs of vectors go straight to the output, if nothing is added to it.
     const int64_t at = (macro_tile.row + i) * p.out.row_stride + macro_tile.col;
     auto* const out = static_cast<Plain<D>*>(p.out.data) + at;
     int64_t j = 0;
@@ -84,6 +86,8 @@ template <class MicroKernel, DType D, bool kBias>
       for (; j + 2 * kLanes <= macro_tile.cols; j += 2 * kLanes)
         store_as<D, Known::nothing>(out + j, value(j), value(j + kLanes));
     if (j == macro_tile.cols) continue;
+    // The rest of the row, or all of it under an addend: as float32 first. Sums are padded, so whole vectors may be
+    // read.
     alignas(64) float rest[kMacroTileCols];
     for (int64_t k = j; k < macro_tile.cols; k += kLanes) store(rest + k - j, value(k));
     const auto* const addend = static_cast<const Plain<D>*>(p.addend);

@@ -35,12 +35,15 @@ struct FewRows {
 
   /// The sums of the products of quads, if no code is infinite or NaN. Subnormal codes are subnormal in float32 too.
   [[gnu::always_inline]] bool sum_finite(int64_t quad, int64_t end, Sums& sum) const {
+    // Sums stay in registers. `most` follows the largest code: one comparison at the end replaces one for each quad.
     const FieldDecoder decoder(format);
     for_each([&](int v, int r) { sum[v][r] = F32{}; });
     Bytes most{};
     for (; quad < end; ++quad)
 #pragma GCC unroll 8
       for (int first = 0; first < kVectors; first += kTogether) {
+        // Decode a quad of kTogether vectors by moving its bits. Values are too small by a constant, which the lifted
+        // rows make up for.
         FieldDecoder::Pairs codes[kTogether];
 #pragma GCC unroll 2
         for (int v = 0; v < kTogether; ++v) {
@@ -48,6 +51,7 @@ struct FewRows {
           most = larger(most, FieldDecoder::magnitude(bytes));
           codes[v] = decoder.pairs(bytes);
         }
+      // Position after position: each decoded lane meets all rows.
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c) {
           F32 lanes[kTogether];
@@ -70,12 +74,14 @@ struct FewRows {
     std::memset(sum, 0, sizeof sum);
     for (; quad < end; ++quad)
       for (int first = 0; first < kVectors; first += kLookedAt) {
+        // Read kLookedAt vectors, and find whether all their codes are normal.
         Bytes codes[kLookedAt], most{};
         for (int v = 0; v < kLookedAt; ++v) {
           codes[v] = reinterpret_cast<Bytes>(load_quads(stored.at(quad, first + v)));
           most = larger(most, decoder.normal_excess(codes[v]));
         }
         const bool normal = decoder.all_normal(most);
+        // Tables give true values; the quick decoder gives small ones. The unit makes both products alike.
         const F32 unit = broadcast(normal ? 1.0f : FieldDecoder::unit(format));
         for (int v = 0; v < kLookedAt; ++v) {
           F32 lanes[4];
@@ -102,24 +108,27 @@ struct FewRows {
   alignas(64) float rows[Rows][kPanelDepth];
 };
 
-/// multiply_micro_tile() of codes.
+/// multiply_rows_in_registers() of codes.
 template <class MicroKernel, int Rows, bool Scaled>
-[[gnu::noinline]] void multiply_by_codes(const MicroTile& tile, const typename MicroKernel::Codes& columns,
-                                         const KPanel& panel) {
+[[gnu::noinline]] void multiply_rows_by_codes(const MicroTile& tile, const typename MicroKernel::ColumnCodes& columns,
+                                              const KPanel& panel) {
   using Few = FewRows<MicroKernel, Rows>;
   constexpr int kCols = MicroKernel::kVectors * kLanes;
+  // Lifted copies of the rows, and the factor that frees a block of the lift.
   const Few few(tile.a, columns.stored, columns.format, panel);
   const F32 block_unit = broadcast(1 / (kLift * FieldDecoder::unit(columns.format)));
   const bool quick = has_quick_subnormals() && FieldDecoder::takes(columns.format);
   const int64_t quads = ceil_div(panel.size, 4);
   for (int64_t quad = 0, block = 0; quad < quads; ++block) {
     const int64_t end = std::min(quads, quad + panel.block / 4);
+    // The quick way first. If a code was infinite or NaN, its sums are void and the block is summed again.
     typename Few::Sums sum;
     if (!quick || !few.sum_finite(quad, end, sum)) {
       typename Few::Sums any;  // in memory, so that the sum need not be
       few.sum_any(quad, end, any);
       Few::for_each([&](int v, int r) { sum[v][r] = any[v][r]; });
     }
+    // As multiply_rows_in_registers() ends a block, so that the bits are the same.
     quad = end;
     Few::for_each([&](int v, int r) {
       add_block<Scaled>(sum[v][r] * block_unit, tile.a_scale + r * kPanelBlocks + block,

@@ -39,6 +39,7 @@ struct F32MicroKernel : RegisterMicroKernel {
 
     void look_at(int64_t quad) {
       if (quad % kLookedAt != 0) return;
+      // The largest excess over normal codes says whether the quick decoder may take all of them.
       Bytes most{};
 #pragma GCC unroll 4
       for (int64_t q = 0; q < kLookedAt; ++q)
@@ -64,14 +65,14 @@ struct F32MicroKernel : RegisterMicroKernel {
     StoredColumns<F32MicroKernel> stored;
     Format format;
   };
-  using Codes = std::conditional_t<kFewRows, FewRowsCodes, DecodedCodes>;
+  using ColumnCodes = std::conditional_t<kFewRows, FewRowsCodes, DecodedCodes>;
 
   template <int Rows, bool Scaled, class Columns>
-  static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
-    if constexpr (kFewRows && std::is_same_v<Columns, Codes>) {
-      multiply_by_codes<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
+  static void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+    if constexpr (kFewRows && std::is_same_v<Columns, ColumnCodes>) {
+      multiply_rows_by_codes<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
     } else {
-      multiply_micro_tile<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
+      multiply_rows_in_registers<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
     }
   }
 
@@ -84,9 +85,9 @@ struct F32MicroKernel : RegisterMicroKernel {
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
     if constexpr (kFewRows) {
-      body(Codes{{o, col, panel}, o.spec.element});
+      body(ColumnCodes{{o, col, panel}, o.spec.element});
     } else {
-      body(Codes{{o, col, panel}, QuadDecoder(o.spec.element)});
+      body(ColumnCodes{{o, col, panel}, QuadDecoder(o.spec.element)});
     }
     return true;
   }
@@ -134,12 +135,14 @@ struct F32MicroKernel : RegisterMicroKernel {
     store_quads(quads, out, [&](U32 codes, F32(&lanes)[4]) { decoder.decode(codes, lanes); });
   }
   static void decode_quads(const Quad* quads, const QuadDecoder& decoder, float* out) {
+    // Look at all codes first: the quick decoder takes normal ones only.
     Bytes most{};
 #pragma GCC unroll 2
     for (int q = 0; q < kTogether; ++q)
 #pragma GCC unroll 4
       for (int v = 0; v < kQuadVectors; ++v)
         most = larger(most, decoder.normal_excess(reinterpret_cast<Bytes>(quads[q][v])));
+    // Both give the same values; tables take longer.
     if (decoder.all_normal(most)) {
       store_quads(quads, out,
                   [&](U32 codes, F32(&lanes)[4]) { decoder.decode_normal(reinterpret_cast<Bytes>(codes), lanes); });
@@ -164,10 +167,10 @@ struct F32MicroKernel : RegisterMicroKernel {
 
 /// A few rows in a tile of many columns. Three or four where a subnormal factor costs nothing: tables take as long as
 /// what they save then.
-inline void multiply_f32(const GemmProblem& p) {
+inline void multiply_matrix_f32(const GemmProblem& p) {
   const int64_t rows = p.b.spec.interleaved && !p.b.spec.packed() ? p.a.outer : 0;
-  if (rows == 1) return multiply<F32MicroKernel<TileShape{1, 4 * kLaneGroup / kLanes}, true>>(p);
+  if (rows == 1) return multiply_matrix<F32MicroKernel<TileShape{1, 4 * kLaneGroup / kLanes}, true>>(p);
   if (rows >= 1 && rows <= (has_quick_subnormals() ? kMostFewRows : 2))
-    return multiply<F32MicroKernel<TileShape{kMostFewRows, kFewRowsVectors}, true>>(p);
-  multiply<F32MicroKernel<kWideTile>>(p);
+    return multiply_matrix<F32MicroKernel<TileShape{kMostFewRows, kFewRowsVectors}, true>>(p);
+  multiply_matrix<F32MicroKernel<kWideTile>>(p);
 }

@@ -11,6 +11,13 @@
 #include "quire/cpu/generic/gemm/micro_tile.inl.h"
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
+#include "quire/cpu/generic/vocabulary.inl.h"
+
+template <class T>
+struct Int8Types : VocabularyTypes<T> {
+  using Sums = Products;
+};
+static_assert(HasInt8Words<Int8Types<void>>, "the vocabulary lacks a word of int8 lanes");
 
 constexpr int kInt8Offset = 12;
 constexpr TileShape kInt8Tile{kInt8Rows, kTileVectors};
@@ -47,11 +54,13 @@ struct Int8MicroKernel : RegisterMicroKernel {
       for (int64_t l = 0; l < panel.rounded(kStep) / kPerLane; l += 2 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l * 2;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
+        // Two codes in each byte: low nibbles and high nibbles are lanes of their own, then in the order of columns.
         const Bytes codes = load_bytes(from);
         Bytes first = look_up(table, codes & 0xF), second = look_up(table, codes >> 4);
         interleave_lanes(first, second);
         store_bytes(row + l, first);
         store_bytes(row + l + kLanes, second);
+        // The sums of each block start at -12 times the sum of its row, which takes the offset of columns out again.
         store_starts(total(dot(Products{}, offset, first)), row + kPanelLanes + l / kBlockLanes);
         store_starts(total(dot(Products{}, offset, second)), row + kPanelLanes + (l + kLanes) / kBlockLanes);
       }
@@ -60,8 +69,10 @@ struct Int8MicroKernel : RegisterMicroKernel {
 
   /// Minus the sums of each block's lanes.
   static void store_starts(I32 sums, float* out) {
+    // A block is four lanes: add neighbours twice, so that each of the four holds the sum.
     const I32 pairs = sums + permuted(sums, [](int i) { return i ^ 1; });
     const I32 blocks = -(pairs + permuted(pairs, [](int i) { return i ^ 2; }));
+    // Keep one of the four.
     const I32 starts = permuted(kept_start(blocks), [](int i) { return i * static_cast<int>(kBlockLanes) % kLanes; });
     std::memcpy(out, &starts, sizeof(float) * kLanes / kBlockLanes);
   }
@@ -82,6 +93,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
   static void decode_columns(const Source& pairs, const KPanel& panel, float* out) {
     const Bytes table = repeat_table(kInt8ColumnValues.data());
     for (int64_t from = 0; from < panel.rounded(kStep) / 2; from += 4 * Source::kStep) {
+      // Each quad of bytes is two lanes of each line: low nibbles, then high ones, as in rows.
       U32 quads[Source::kStep][kQuadVectors];
       pairs.read(from, quads);
 #pragma GCC unroll 4
@@ -94,7 +106,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
     }
   }
 
-  using Block = Bytes[kBlockLanes][kVectors];
+  using BlockOfColumns = Bytes[kBlockLanes][kVectors];
   using BlockOfVector = Bytes[kBlockLanes];
 
   static void read_vector(const PackedColumns<Int8MicroKernel>& columns, int64_t block, int v, BlockOfVector& to) {
@@ -109,11 +121,11 @@ struct Int8MicroKernel : RegisterMicroKernel {
   }
 
   /// Columns decoded as they are multiplied.
-  struct Codes {
+  struct Int8Codes {
     StoredColumns<Int8MicroKernel> stored;
     Bytes table;
   };
-  static void read_vector(const Codes& columns, int64_t block, int v, BlockOfVector& to) {
+  static void read_vector(const Int8Codes& columns, int64_t block, int v, BlockOfVector& to) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const Bytes codes = load_bytes(columns.stored.at(2 * block + half, v));
@@ -123,7 +135,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
   }
 
   template <class Columns>
-  static void read_block(const Columns& columns, int64_t block, Block& to) {
+  static void read_block(const Columns& columns, int64_t block, BlockOfColumns& to) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       BlockOfVector lanes;
@@ -139,13 +151,13 @@ struct Int8MicroKernel : RegisterMicroKernel {
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
-    body(Codes{{o, col, panel}, repeat_table(kInt8ColumnValues.data())});
+    body(Int8Codes{{o, col, panel}, repeat_table(kInt8ColumnValues.data())});
     return true;
   }
 
   /// Every block of 16 is summed in integers, then scaled and added. Both operands have block scales.
   template <int Rows, bool Scaled, class Columns>
-  [[gnu::noinline]] static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+  [[gnu::noinline]] static void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
     if constexpr (Rows == 1) {
       add_row(tile, columns, panel);
     } else if constexpr (Rows <= kInt8RegisterRows) {
@@ -157,7 +169,8 @@ struct Int8MicroKernel : RegisterMicroKernel {
 
  private:
   /// What the products of a block come to, of one row at `a` with a vector of columns each.
-  static void sum_block(const float* a, const float* start, const Block& columns, I32 (&to)[kVectors]) {
+  static void sum_block(const float* a, const float* start, const BlockOfColumns& columns, I32 (&to)[kVectors]) {
+    // Start at what takes the offset out, so that the sums are those of the signed values.
     Products products[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) products[v] = reinterpret_cast<Products>(broadcast_bytes(start));
@@ -176,6 +189,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
   [[gnu::noinline]] static void add_row(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
     const Columns from = packed;
     constexpr int kCols = kVectors * kLanes;
+    // Sums stay in registers over all blocks of the K-panel.
     F32 sum[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[v] = load(tile.sum + v * kLanes);
@@ -183,6 +197,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
     const float* scale = tile.b_scale;
     const int64_t blocks = panel.blocks();
     for (int64_t block = 0; block < blocks; ++block, a += kBlockLanes, scale += kCols) {
+      // The row's part of the block: its start, scale and lanes, broadcast once for all columns.
       const auto start = reinterpret_cast<Products>(broadcast_bytes(tile.a + kPanelLanes + block));
       const F32 row_scale = broadcast(tile.a_scale[block]);
       Bytes element[kBlockLanes];
@@ -190,6 +205,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
       for (int q = 0; q < kBlockLanes; ++q) element[q] = broadcast_bytes(a + q);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
+        // A vector of columns: exact integer sums, then scaled and added in float32.
         BlockOfVector columns;
         read_vector(from, block, v, columns);
         Products products = start;
@@ -199,6 +215,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
             multiply_add(__builtin_convertvector(total(products), F32), row_scale * load(scale + v * kLanes), sum[v]);
       }
     }
+    // Back to memory, for the next K-panel.
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) store(tile.sum + v * kLanes, sum[v]);
   }
@@ -210,7 +227,8 @@ struct Int8MicroKernel : RegisterMicroKernel {
     constexpr int kCols = kVectors * kLanes;
     const int64_t blocks = panel.blocks(), rows = tile.rows;
     for (int64_t block = 0; block < blocks; ++block) {
-      Block columns;
+      // The block's columns and their scales: in registers while all rows pass.
+      BlockOfColumns columns;
       read_block(from, block, columns);
       F32 scale[kVectors];
 #pragma GCC unroll 4
@@ -219,6 +237,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
       const float* row_scale = tile.a_scale + block;
       float* sum = tile.sum;
       for (int64_t r = 0; r < rows; ++r, row += kRowLanes, row_scale += kPanelBlocks, sum += kCols) {
+        // Sums are too many for registers: each is read and written once a block.
         I32 products[kVectors];
         sum_block(row + block * kBlockLanes, row + kPanelLanes + block, columns, products);
         const F32 factor = broadcast(*row_scale);
@@ -234,6 +253,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
   [[gnu::noinline]] static void add_in_registers(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
     const Columns from = packed;
     constexpr int kCols = kVectors * kLanes;
+    // Sums stay in registers over all blocks; columns of a block are decoded once for all rows.
     F32 sum[Rows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r)
@@ -242,13 +262,15 @@ struct Int8MicroKernel : RegisterMicroKernel {
     const float* a = tile.a;
     const int64_t blocks = panel.blocks();
     for (int64_t block = 0; block < blocks; ++block, a += kBlockLanes) {
-      Block columns;
+      BlockOfColumns columns;
       read_block(from, block, columns);
       F32 scale[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
+        // Exact integer sums of the block, then scaled and added in float32: the same steps as in add_in_memory(), so
+        // the same bits.
         I32 products[kVectors];
         sum_block(a + r * kRowLanes, tile.a + r * kRowLanes + kPanelLanes + block, columns, products);
         const F32 row_scale = broadcast(tile.a_scale[r * kPanelBlocks + block]);
@@ -265,8 +287,8 @@ struct Int8MicroKernel : RegisterMicroKernel {
 };
 
 /// One row in a tile of more columns, for which its lanes are loaded once.
-template <void (*MultiplyRows)(const GemmProblem&)>
-void multiply_any_height(const GemmProblem& p) {
+template <void (*MultiplyMatrix)(const GemmProblem&)>
+void multiply_matrix_of_any_height(const GemmProblem& p) {
   constexpr TileShape kFlatTile{1, kTileVectors};
-  p.a.outer == 1 ? multiply<Int8MicroKernel<kFlatTile>>(p) : MultiplyRows(p);
+  p.a.outer == 1 ? multiply_matrix<Int8MicroKernel<kFlatTile>>(p) : MultiplyMatrix(p);
 }

@@ -20,7 +20,7 @@
 //   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
 //                     wrong
 //   pack_rows, pack_columns   16 lines of a K-panel to lanes
-//   multiply          the tile itself
+//   multiply_rows     a micro-tile of so many rows over a K-panel
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
@@ -156,14 +156,16 @@ inline void add_block(F32 block, const float* row_scale, const float* column_sca
 /// Lanes of a block are multiplied and summed in registers, then scaled and added to the sum: for 4-bit codes the
 /// block's sum is exact. Scaled: block scales exist; else they are all 1.
 template <class MicroKernel, int Rows, bool Scaled, class Columns>
-[[gnu::noinline]] void multiply_micro_tile(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+[[gnu::noinline]] void multiply_rows_in_registers(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
   constexpr int kCols = MicroKernel::kVectors * kLanes, kQuadLanes = 4 / MicroKernel::kPerLane;
   Columns from = columns;
   const float* a = tile.a;
   const float* a_scale = tile.a_scale;
   const float* b_scale = tile.b_scale;
+  // Positions past the end of the panel are packed as zero, so that the last quad needs no other loop.
   const int64_t quads = ceil_div(panel.size, 4);
   for (int64_t quad = 0; quad < quads;) {
+    // One block: its sums start at zero and stay in registers, a vector for each row and vector of columns.
     F32 t[Rows][MicroKernel::kVectors] = {};
     for (const int64_t end = std::min(quads, quad + panel.block / 4); quad < end; ++quad, a += kQuadLanes) {
       typename MicroKernel::Vector lanes[kQuadLanes][MicroKernel::kVectors];
@@ -176,6 +178,7 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
 #pragma GCC unroll 16
           for (int v = 0; v < MicroKernel::kVectors; ++v)
             lanes[s][v] = MicroKernel::load_lanes(from.at(quad * kQuadLanes + s, v));
+        // Each lane of columns is used by all rows while it is in a register.
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
           const typename MicroKernel::Vector element = MicroKernel::broadcast_lane(a + r * MicroKernel::kRowLanes + s);
@@ -185,23 +188,26 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
         }
       }
     }
+    // The block's sums times their scales, added to the sums in memory in the order of blocks.
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
       for (int v = 0; v < MicroKernel::kVectors; ++v)
         add_block<Scaled>(t[r][v], a_scale + r * kPanelBlocks, b_scale + v * kLanes, tile.sum + r * kCols + v * kLanes);
     }
+    // The next block: along the scales of a row, and to the next line of the scales of columns.
     a_scale += 1;
     b_scale += kCols;
   }
+  // Reports what was found in the codes: the caller may have to undo these sums.
   if constexpr (requires { from.finish(); }) from.finish();
 }
 
 /// Calls the kernel with the fewest rows that has enough of them.
 template <class MicroKernel, int Rows, bool Scaled, class Columns>
-void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+void multiply_fewest_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
   if constexpr (Rows > MicroKernel::kRowStep)
     if (tile.rows <= Rows - MicroKernel::kRowStep)
-      return multiply_rows<MicroKernel, Rows - MicroKernel::kRowStep, Scaled>(tile, columns, panel);
-  MicroKernel::template multiply<Rows, Scaled>(tile, columns, panel);
+      return multiply_fewest_rows<MicroKernel, Rows - MicroKernel::kRowStep, Scaled>(tile, columns, panel);
+  MicroKernel::template multiply_rows<Rows, Scaled>(tile, columns, panel);
 }

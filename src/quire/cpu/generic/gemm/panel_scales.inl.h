@@ -37,10 +37,12 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first,
   const bool blocks_lead = blocks_first(o.spec, o.direction);
   const bool runs = !o.spec.swizzled && !o.spec.interleaved;  // tiled layouts have no runs of scales to copy
   std::memset(bytes, 0, sizeof bytes);
+  // Interleaved: four blocks of each line are neighbours, and whole groups of lines lie together.
   if (o.spec.interleaved && outer % kLaneGroup == 0) {
     if (lines > 0) stage_scale_quads(o, outer, first, kLaneGroup, bytes);
     return true;
   }
+  // Otherwise line after line, or block after block: in one copy where they are a run.
   for (int64_t i = 0; i < (blocks_lead ? count : lines); ++i) {
     const int64_t size = blocks_lead ? lines : count;
     const auto at = [&](int64_t j) {
@@ -88,6 +90,7 @@ inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kLaneGroup
 /// the operand, but padding of interleaved ones.
 template <bool Along>
 void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t wanted, ScaleSquare& out) {
+  // Bytes: gather them as they are stored, transpose if they are wanted the other way, then decode the whole square.
   const ScaleKind kind = o.spec.row().scale;
   if (kind != ScaleKind::f32) {
     alignas(64) uint8_t bytes[kLaneGroup][kLaneGroup], transposed[kLaneGroup][kLaneGroup];
@@ -96,6 +99,7 @@ void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t w
     transpose_codes(&bytes[0][0], kLaneGroup, &transposed[0][0], kLaneGroup);
     return decode_scale_bytes(kind, transposed, out);
   }
+  // Float32: no square of bytes to transpose, so each goes to its place.
   const int64_t all = block_count(o.spec, o.contraction);
   const SideGrid grid{o.spec, o.direction, o.outer, all};
   const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kLaneGroup), count = std::min(all - first, wanted);
@@ -162,6 +166,7 @@ void decode_quads(const ScaleQuads& quads, int64_t repeat, ScaleColumns out, con
 }
 template <ScaleKind S>
 void decode_quads_of(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) {
+  // Decode all by moving bits, and follow the largest excess.
   Bytes most{};
   const auto ordinary = [&](U32 four, F32(&scales)[kQuadBytes]) {
     most = larger(most, excess<S>(four));
@@ -169,6 +174,7 @@ void decode_quads_of(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) 
     for (int c = 0; c < kQuadBytes; ++c) scales[c] = decode_ordinary_scales<S>(four, c);
   };
   repeat == 1 ? decode_quads<true>(quads, repeat, out, ordinary) : decode_quads<false>(quads, repeat, out, ordinary);
+  // Rare: a NaN or the least power of two. Decode all again, by the way that takes any byte.
   if (!any(reinterpret_cast<U32>(reinterpret_cast<Bytes>(most > kMostExcess)))) return;
   decode_quads<false>(quads, repeat, out, [](U32 four, F32(&scales)[kQuadBytes]) {
     for (int c = 0; c < kQuadBytes; ++c) scales[c] = decode_scale_lanes(S, four >> (8 * c) & 0xFF);
@@ -195,14 +201,17 @@ inline void decode_scale_quads(const Operand& o, int64_t outer, const KPanel& pa
 /// K-panel's; 1 where it has none. Along lines: out[line * kPanelBlocks + block]; across: out[block * stride + line].
 template <bool Along>
 void decode_scales(const Operand& o, int64_t outer, const KPanel& panel, int64_t stride, float* out) {
+  // No block scales: 1.
   const int64_t blocks = panel.blocks();
   if (!has_block_scales(o)) {
     for (int64_t i = 0; i < (Along ? kLaneGroup : blocks); ++i)
       std::fill_n(out + i * stride, Along ? blocks : kLaneGroup, 1.0f);
     return;
   }
+  // Interleaved and across: the bytes are in the order of lanes.
   if (!Along && o.spec.interleaved && has_byte_scales(o.spec) && outer < o.outer)
     return decode_scale_quads(o, outer, panel, {out, stride});
+  // Otherwise by a square of 16 lines, which repeats the operand's blocks as the K-panel needs.
   const int64_t own = block_length(o.spec, o.contraction), repeat = own / panel.block;
   alignas(64) ScaleSquare square;
   load_scale_square<Along>(o, outer, panel.begin / own, ceil_div(panel.size, own), square);

@@ -56,19 +56,19 @@ struct Piece {
 }
 
 /// Where a piece is: elements [col, col + count) of a row of the result.
-struct Place {
+struct PiecePlace {
   int64_t row, col, count;
 };
 
 /// Reads a piece of a row; asks for the same of the next row where rows are pieces of several streams, which a
 /// processor does not foresee while a piece is computed.
-inline void read_columns(const Matrix& x, const Place& at, bool asks, float* to) {
+inline void read_columns(const Matrix& x, const PiecePlace& at, bool asks, float* to) {
   if (asks) prefetch(element_of(x, at.row + 1, at.col), at.count * size_of(x.dtype));
   read_line(x.dtype, element_of(x, at.row, at.col), at.count, to);
 }
 
 /// Reads a piece of x and takes it through the curve.
-inline void read_piece(const Activation& a, const Matrix& x, const Place& at, bool sloped, Piece& p) {
+inline void read_piece(const Activation& a, const Matrix& x, const PiecePlace& at, bool sloped, Piece& p) {
   const bool gated = a.row().gated;
   read_columns(x, at, gated, p.x);
   if (gated) read_columns(x, {at.row, x.cols / 2 + at.col, at.count}, gated, p.up);
@@ -76,7 +76,7 @@ inline void read_piece(const Activation& a, const Matrix& x, const Place& at, bo
   curve_values_of(a.row().curve)(a.alpha, p.x, p.value, sloped ? p.slope : nullptr);
 }
 
-[[gnu::flatten]] inline void multiply(const float* a, float* b) {
+[[gnu::flatten]] inline void multiply_pieces(const float* a, float* b) {
   for (int64_t j = 0; j < kPiece; ++j) b[j] = a[j] * b[j];
 }
 
@@ -87,7 +87,7 @@ void activation(const ActivationProblem& p) {
       for (int64_t col = 0; col < y.cols; col += kPiece) {
         const int64_t count = std::min(kPiece, y.cols - col);
         read_piece(p.activation, p.x, {first + r, col, count}, false, piece);
-        if (p.activation.row().gated) multiply(piece.up, piece.value);
+        if (p.activation.row().gated) multiply_pieces(piece.up, piece.value);
         write_line(y.dtype, piece.value, count, static_cast<char*>(rows_of(y, r, 1).data) + col * size_of(y.dtype));
       }
   });
@@ -105,7 +105,7 @@ void activation(const ActivationProblem& p) {
 }
 
 void activation_grad(const ActivationGradProblem& p) {
-  const auto write = [&](const float* from, const Place& at) {
+  const auto write = [&](const float* from, const PiecePlace& at) {
     char* to = static_cast<char*>(rows_of(p.dx, at.row, 1).data) + at.col * size_of(p.dx.dtype);
     write_line(p.dx.dtype, from, at.count, to);
   };

@@ -25,6 +25,7 @@ template <DType D, class Term>
 inline void sum_rows_of(const Plain<D>* const (&x)[kNormRows], int64_t count, const Term& term,
                         float (&sums)[kNormRows]) {
   constexpr int vectors = kPartialSums / kLanes;
+  // Whole runs of 16: 16 partial sums of each row in lanes, whatever a vector holds.
   F32 partial[kNormRows][vectors] = {};
   int64_t j = 0;
   for (; j + kPartialSums <= count; j += kPartialSums)
@@ -32,6 +33,7 @@ inline void sum_rows_of(const Plain<D>* const (&x)[kNormRows], int64_t count, co
     for (int i = 0; i < kNormRows; ++i)
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) partial[i][v] += term(i, load_as<D>(x[i] + j + v * kLanes));
+  // The rest of each row to the same partial sums, then these by halves: the order is part of the contract.
   for (int i = 0; i < kNormRows; ++i) {
     float s[kPartialSums];
     for (int v = 0; v < vectors; ++v) store(s + v * kLanes, partial[i][v]);
@@ -58,6 +60,7 @@ template <DType D>
                                      Moments (&m)[kNormRows]) {
   const int64_t count = p.x.cols;
   const float n = static_cast<float>(std::max<int64_t>(1, count));
+  // The mean, which RMSNorm takes as 0, then the squares of the distances from it: a second read, but no cancellation.
   float mean[kNormRows] = {}, squares[kNormRows];
   if (p.kind == NormKind::layer) {
     sum_rows_of<D>(x, count, [](int, auto v) { return v; }, mean);
@@ -190,6 +193,7 @@ inline void add_grad_rows(const float* gamma, int64_t count, const GradSums& sum
     if constexpr (kLayer) partial_w += w;
     partial_wx += w * normalized;
   };
+  // Whole runs of 16: sums along the row stay in registers, those over rows go through memory.
   F32 w[kRows][vectors] = {}, wx[kRows][vectors] = {};
   int64_t j = 0;
   for (; j + kPartialSums <= count; j += kPartialSums)
@@ -204,6 +208,7 @@ inline void add_grad_rows(const float* gamma, int64_t count, const GradSums& sum
       store(sums.dgamma + at, dgamma);
       store(sums.dbeta + at, dbeta);
     }
+  // The rest of each row, then its partial sums by halves.
   const float n = static_cast<float>(std::max<int64_t>(1, count));
   for (int i = 0; i < kRows; ++i) {
     float s[kPartialSums], sx[kPartialSums];
@@ -241,6 +246,7 @@ template <DType D>
 template <DType D, int kRows>
 [[gnu::flatten]] void norm_grad_rows(const NormGradProblem& p, const float* gamma, int64_t r, const GradSums& sums) {
   const int64_t count = p.x.cols;
+  // Two passes over the rows: sums first, which dx needs. The second finds them in a cache.
   GradRows<D> rows;
   for (int i = 0; i < kRows; ++i) {
     rows.dy[i] = static_cast<const Plain<D>*>(element_of(p.dy, r + i, 0));
@@ -289,6 +295,7 @@ void norm_grad(const NormGradProblem& p) {
   const FloatMode mode;
   const int64_t count = p.x.cols, chunks = ceil_div(p.x.rows, kSumRows);
   const std::vector<float> gamma = widened(p.gamma, count, p.zero_centered);
+  // A chunk of rows is a task and has sums of its own, so that their order does not depend on threads.
   const Scratch parts(2 * chunks * count);
   const float* dbeta = parts.get() + count;
   parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
@@ -297,6 +304,7 @@ void norm_grad(const NormGradProblem& p) {
       norm_grad_chunk(p, gamma.data(), c, {part, part + count});
     }
   });
+  // The sums of chunks, in order.
   if (p.dgamma) sum_chunks(parts.get(), chunks, 2 * count, {p.dgamma, p.gamma.dtype, 1, count, count});
   if (p.dbeta) sum_chunks(dbeta, chunks, 2 * count, {p.dbeta, p.gamma.dtype, 1, count, count});
 }

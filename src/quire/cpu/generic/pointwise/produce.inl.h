@@ -35,6 +35,7 @@ float make_strips(const MutableMatrix& y, const Plan* plan, int64_t height, bool
     QuantizeScratch scratch;
     float amax = 0;
     for (int64_t s = begin; s < end; ++s) {
+      // Make the strip, in y or in scratch memory, and use it while it is in a cache.
       const int64_t first = s * height, count = std::min(height, y.rows - first);
       const MutableMatrix part =
           y.data ? rows_of(y, first, count) : MutableMatrix{strip.get(), y.dtype, count, y.cols, y.cols};
@@ -56,8 +57,10 @@ void produce(const Destination& to, const Make& make) {
   const FloatMode mode;
   QuantizeProblem p = to.quantization();
   const bool quantized = p.rowwise.data || p.columnwise.data;
+  // Nothing to quantize: only y.
   if (!quantized) return void(make_strips(to.y, nullptr, strip_rows(p), false, make));
   const bool measured = has_one_amax(p.spec) && !plan_of(p).amaxes_are_given() && !has_given_global(p);
+  // Scales depend on no more than a strip: one pass.
   if (quantizes_by_strips(p)) {
     const Plan plan = plan_of(p);
     for (const Job& job : plan.jobs()) begin(job, amaxes_of(p).plain);
@@ -68,6 +71,7 @@ void produce(const Destination& to, const Make& make) {
     }
     return;
   }
+  // Otherwise the whole result first, its amax found on the way, then a second pass.
   MutableMatrix y = to.y;
   const Scratch whole(y.data ? 0 : floats_for(y.rows * y.cols, y.dtype));
   if (!y.data) y = {whole.get(), y.dtype, y.rows, y.cols, y.cols};

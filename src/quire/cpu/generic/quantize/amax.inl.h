@@ -96,6 +96,7 @@ inline void block_magnitudes(const Plain<D>* x, int64_t blocks, Bits<D>* found) 
   constexpr int64_t width = std::min(N, kWide), elements = std::max(N, kWide), results = part * elements / N;
   using V = Vec<Bits<D>, kWide>;
   for (int64_t i = 0; i < blocks; i += results) {
+    // As many vectors as 16 bytes have elements. If a block is longer than a vector, the largest of its vectors.
     V v[part];
 #pragma GCC unroll 8
     for (int j = 0; j < part; ++j) {
@@ -104,6 +105,7 @@ inline void block_magnitudes(const Plain<D>* x, int64_t blocks, Bits<D>* found) 
 #pragma GCC unroll 8
       for (int64_t k = kWide; k < N; k += kWide) v[j] = larger(v[j], magnitudes<D, kWide, kNan>(at + k));
     }
+    // Transpose and compare in one step: element j of every 16 bytes is the largest that vector j has there.
     const V all = largest_of_parts<part, 1, Bits<D>, kWide>(v);
     *reinterpret_cast<Vec<Bits<D>, results>*>(found + i) =
         largest_of_neighbours<part, static_cast<int>(width) / part, 0, Bits<D>, kWide>(all);

@@ -100,6 +100,7 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
   constexpr int64_t n = block_of(S);
   constexpr bool packed = row(F).packed();
   const auto blocks = std::ssize(scale);
+  // By tables, if there are some for this format, codes are finite and no scale is extreme.
   const bool finite_codes = packed || all_finite<F, kQuad>(codes, padded);
   if constexpr (D == DType::bf16 && ((packed && kHasWordTables) || (S == ScaleKind::f32 && has_tables(F))))
     if (finite_codes && all_are_moderate(scale.data(), blocks)) {
@@ -108,6 +109,7 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
       else
         return decode_bytes<F, n>(codes, padded, scale.data(), out);
     }
+  // Otherwise one by one, a byte each, rounded by what is known of the products.
   alignas(64) uint8_t unpacked[packed ? kPieceOfLine : 1];
   if constexpr (packed) {
     unpack_line(codes, padded, unpacked);
@@ -146,6 +148,7 @@ template <Format F, ScaleKind S, DType D>
 void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& at, const uint8_t* codes) {
   constexpr int64_t n = block_of(S);
   const int64_t padded = round_up(at.cols, kQuad), count = ceil_div(at.cols, n);
+  // The scales of the blocks of this piece, or the one of the line, repeated.
   const bool by_blocks = p.spec.row().scope == Scope::block;
   const int64_t first = by_blocks ? at.col / n : 0, stored = by_blocks ? count : 1;
   alignas(64) Stored<S> gathered[kPieceOfLine / n + kLanes] = {};
@@ -217,10 +220,12 @@ void dequantize_across(const DequantizeProblem& p, const Extent& e, const Tile& 
       std::memcpy(rows[j], line, static_cast<size_t>(tile.rows));
     }
   };
+  // Codes: read the rows that cross these lines, and transpose them.
   const SideGrid codes{p.spec, p.direction, e.outer, e.contraction}, scales{p.spec, p.direction, e.outer, e.blocks};
   const auto *data = static_cast<const uint8_t*>(p.data), *scale = static_cast<const uint8_t*>(p.scale);
   read(data + data_index(codes, tile.row, tile.col), e.outer, tile.cols);
   transpose_tile(rows, kTile, tile.rows, coded.codes);
+  // Scales: the same by way of `rows`, which the codes no longer need.
   const int64_t block = p.spec.row().block, first = tile.col / block, blocks = ceil_div(tile.cols, block);
   // What lies past the last block is looked at too: the byte of an ordinary scale of any kind.
   std::memset(rows, 0x40, kLaneGroup * kTile);

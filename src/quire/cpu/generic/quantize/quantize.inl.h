@@ -70,6 +70,7 @@ void begin(const Job& job, float tensor_amax) {
   const bool per_line = spec.row().scope == Scope::row || spec.row_scaled;
   // Amaxes that are not kept are found where the scales that follow from them will be.
   float* const amaxes = spec.row().has_amax ? job.side.amax : static_cast<float*>(job.side.scale);
+  // Amaxes: given ones, or the given number above the blocks, or measured along lines, or that of the tensor.
   if (job.given_amaxes())
     std::copy_n(job.given_amaxes(), amax_count(spec, job.outer), amaxes);
   else if (has_given_global(job.problem))
@@ -78,13 +79,16 @@ void begin(const Job& job, float tensor_amax) {
     (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes);
   else if (spec.row().has_amax || spec.row().scope != Scope::block)
     *amaxes = tensor_amax;
+  // Where a spec stores something other than the amax above its blocks, that takes its place.
   const bool measured = !has_given_global(job.problem);
   for (int64_t i = 0; spec.global != Global::amax && measured && i < amax_count(spec, job.outer); ++i)
     amaxes[i] = stored_global(amaxes[i], spec);
+  // Until finish(), the memory of scales holds multipliers.
   for (int64_t i = 0; i < job.multipliers(); ++i)
     job.multiplier()[i] = spec.given          ? 1.0f / *job.problem.scale
                           : job.problem.scale ? *job.problem.scale
                                               : scale_from_amax(amaxes[i], spec, kFloatMax);
+  // Swizzled scales are padded to whole tiles: the padding is zero, and blocks write the others.
   if (spec.swizzled) {
     const Shape<int64_t> sizes = buffers<int64_t>(spec, {x.rows, x.cols}, job.direction).scale.sizes;
     std::fill_n(static_cast<uint8_t*>(job.side.scale), product(sizes, 0, sizes.size()), uint8_t{0});
@@ -109,12 +113,14 @@ struct QuantizeScratch {
 /// Returns the amax of the elements.
 template <Format F, ScaleKind S, DType D>
 float quantize_values(const Plan& plan, const Values<D>& v, QuantizeScratch& scratch) {
+  // The same codes in both directions: encode once, transpose bytes.
   if (plan.codes_are_shared()) {
     BlockNumbers<S> numbers;
     const float amax = quantize_rows<F, S, D>(plan.jobs()[0], v, numbers, scratch.columns.codes);
     transpose_quantized<F, S, D>(plan.jobs()[1], v, numbers, scratch.columns);
     return amax;
   }
+  // Otherwise each direction reads the tile by itself. It is in a cache by then.
   float amax = 0;
   for (const Job& job : plan.jobs()) {
     if (job.direction == Direction::rowwise) {
@@ -136,6 +142,7 @@ float quantize_values(const Plan& plan, const Values<D>& v, QuantizeScratch& scr
 /// for packed columns of rows that are no whole blocks: those are copied and padded.
 template <Format F, ScaleKind S, DType D>
 float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, QuantizeScratch& scratch) {
+  // How many columns can be read where they lie.
   constexpr int64_t block = 32;  // a multiple of the rows of every packed block
   const bool in_place = plan.by_lines() || !row(F).packed() || tile.rows % block == 0;
   const int64_t whole = in_place ? tile.cols / kTile * kTile : 0;
@@ -152,6 +159,7 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
     amax = quantize_part(values_at<D>(from, part), part);
   }
   if (whole == tile.cols) return amax;
+  // What remains is copied and padded with zeros, which change no amax.
   const Tile rest{tile.row, tile.col + whole, tile.rows, tile.cols - whole};
   const int64_t rows = in_place ? tile.rows : round_up(tile.rows, block);
   return std::max(amax, quantize_part(load_tile<D>(from, rest, rows, scratch.tile), rest));
@@ -182,6 +190,7 @@ float quantize_tiles(const Plan& plan) {
   const Matrix& x = plan.problem.x;
   const QuantizeTile quantize_one = tile_quantizer(plan.problem.spec, x.dtype);
   const int64_t rows = tile_rows(plan), cols = tile_cols(plan), tiles = ceil_div(x.rows, rows) * ceil_div(x.cols, cols);
+  // Tiles are independent: begin() has settled what they share. Each thread keeps a scratch and an amax of its own.
   SharedMaximum found;
   const int64_t elements = std::max<int64_t>(1, std::min(rows, x.rows) * std::min(cols, x.cols));
   parallel_for(tiles, std::max<int64_t>(1, kGrain / elements), [&](int64_t begin, int64_t end) {
@@ -189,6 +198,7 @@ float quantize_tiles(const Plan& plan) {
     float amax = 0;
     for (int64_t t = begin; t < end; ++t)
       amax = std::max(amax, quantize_one(plan, {x, 0}, tile_at(x, rows, cols, t), scratch));
+    // The codes of the last tile are still in the scratch; streamed stores must be done before others read them.
     scratch.columns.finished.put_all();
     found.add(amax);
     finish_streams();
@@ -222,6 +232,7 @@ Amaxes amaxes_of(const QuantizeProblem& p) {
 /// `amaxes`: those of x, as amaxes_of() gives them.
 void quantize_under(const QuantizeProblem& p, const Amaxes& amaxes) {
   const Plan plan = plan_of(p);
+  // What tiles share, then all tiles, then scales in place of multipliers.
   for (const Job& job : plan.jobs()) {
     const bool transformed = job.direction == Direction::columnwise && p.spec.hadamard != Hadamard::off;
     begin(job, transformed ? amaxes.transformed : amaxes.plain);

@@ -48,9 +48,11 @@ inline void share_amaxes(int64_t n, int64_t count, float* amax) {
 
 template <DType D>
 void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<ScaleKind::two_level>& b) {
+  // Candidates are compared along blocks, so the columns are copied to lines first.
   const Scratch rows(kNvfp4Block * kLineStride), columns(kTile * kLineStride);
   for (int64_t i = 0; i < kNvfp4Block; ++i) read_whole<D>(v.line(r + i), kTile, rows.get() + i * kLineStride);
   transpose_and_transform(rows.get(), kTile, columns.get());
+  // One choice for each block, or for each square of 16 columns.
   const int64_t height = job.spec().square ? kNvfp4Block : 1;
   for (int64_t c = 0; c < v.cols; c += height) {
     const int64_t count = std::min(height, v.cols - c);
@@ -72,11 +74,13 @@ using LostColumnBlocks = LostBlocks<S, kPieceOfLine>;
 template <ScaleKind S, DType D>
 void column_scales(const Job& job, const Values<D>& v, int64_t r, const LostColumnBlocks<S>& lost,
                    ColumnNumbers<S>& b) {
+  // Known before the blocks: one for all columns, or one for each. Columns of padding repeat the last.
   if (job.given(v.col)) {
     const bool one = job.multipliers() == 1;
     for (int64_t c = 0; c < b.count; ++c) b.multiplier[c] = *job.given(one ? 0 : v.col + std::min(c, v.cols - 1));
     return;
   }
+  // From the amaxes of the blocks, lane by lane.
   if (job.spec().square) share_amaxes(block_of(S), b.count, b.amax);
   if (S == ScaleKind::two_level && job.spec().four_over_six != FourOverSix::off) {
     if constexpr (S == ScaleKind::two_level) column_four_over_six(job, v, r, b);
@@ -133,6 +137,8 @@ class ColumnEncoder {
 
   /// Of at most kPieceOfLine columns, whole quads.
   ColumnEncoder(const float* multiplier, int64_t count) : multiplier_(multiplier), count_(count) {
+    // Words of bfloat16 are encoded as even and odd lanes: split multipliers and limits in the same way, once for all
+    // rows.
     if constexpr (!kWords) return;
     powers_ = S == ScaleKind::e8m0 || are_powers(multiplier, count);
     for (int64_t c = 0; c < count; c += 2 * kLanes) {
@@ -219,12 +225,14 @@ inline void encode_down_stochastic(const Values<D>& v, int64_t r, const float* m
 template <Format F, ScaleKind S, bool kNan, DType D>
 void encode_packed_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
                            ColumnScratch& s) {
+  // Random words of the block of rows, all columns at once.
   const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
   if (stochastic) {
     uint64_t numbers[kTile];
     job.block_numbers(v.col, (v.row + rows[0]) / kNvfp4Block, numbers);
     draw_columns({job.problem.random.seed, job.offset}, numbers, s.random);
   }
+  // Eight rows make a word of packed codes for each column. The words are transposed when the tile is done.
   for (int64_t r = rows[0]; r < rows[1]; r += 8) {
     for (int64_t i = 0; i < 8; ++i) v.meanwhile.at_row(r + i);
     if (stochastic)
@@ -239,6 +247,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
 void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
                             ColumnScratch& s) {
   if constexpr (row(F).packed()) return encode_packed_columns<F, S, kNan, D>(job, v, rows, multiplier, s);
+  // Codes along rows go to the result; codes along columns stay in s.codes until the tile is transposed.
   const bool across = blocks_first(job.spec(), job.direction);
   alignas(64) uint8_t memory[kPieceOfLine];
   const int64_t padded = round_up(v.cols, kQuad);
@@ -278,6 +287,7 @@ inline void transpose_words(int64_t words, ColumnScratch& s) {
 /// Returns their amax.
 template <Format F, ScaleKind S, DType D>
 float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
+  // Blocks of n rows; all rows are one block where multipliers are given.
   const float* given = job.given(v.col);
   const int64_t n = given ? kTile : block_of(S);
   const Tile at{v.row, v.col, v.rows, v.cols};
@@ -288,25 +298,31 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
   ColumnNumbers<S> b;
   b.count = round_up(v.cols, kTile);
   for (int64_t r = 0; r < end; r += n) {
+    // Amaxes of one block of rows, a lane for each column. A NaN shows as more than infinity.
     const std::array rows{r, std::min(r + n, end)};
     Bits<D> all = column_block_amaxes<D, false>(v, r, rows[1] - r, b.count, b.amax);
     const bool nan = all > kInfinity<D>, nonfinite = all >= kInfinity<D>;
+    // Not finite: note the lost blocks while their amaxes show it, then search again without NaN.
     LostColumnBlocks<S> lost;
     if (nonfinite && !given && job.spec().nan) lost = lost_columns<S>(job, b);
     if (nan) all = column_block_amaxes<D, true>(v, r, rows[1] - r, b.count, b.amax);
     largest_of_tile = std::max(largest_of_tile, all);
+    // Multipliers and scales. Those of a column that are contiguous wait in s.scales, to be transposed at the end.
     column_scales<S, D>(job, v, r, lost, b);
     if (transposed_scales && !given)
       std::memcpy(s.scales[r / n], b.stored, kTile);
     else if (!given)
       store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, b.stored);
+    // Codes. Only elements that may be NaN take the slower encoder.
     if (nonfinite || makes_nan(job, v.col, v.cols))
       encode_rows_of_columns<F, S, true, D>(job, v, rows, b.multiplier, s);
     else
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);
   }
+  // The tile is done: its scales, then its codes, transposed.
   if (transposed_scales && !given) store_transposed_scales(job, at, ceil_div(v.rows, n), s);
   if (!transposed) return magnitude_value<D>(largest_of_tile);
+  // Free the buffer of finished codes: those of the tile before may still be in it. The next tile puts these in place.
   s.finished.put_all();
   if constexpr (row(F).packed())
     transpose_words(end / 8, s);
@@ -322,6 +338,7 @@ void store_scales_of_squares(const Job& job, const Values<D>& v, const BlockNumb
   constexpr int64_t n = block_of(S);
   const bool transposed = S != ScaleKind::f32 && !blocks_first(job.spec(), job.direction) && !job.spec().swizzled;
   for (int64_t r = 0; r < v.rows; r += n) {
+    // The scale of a square is that of each of its columns.
     alignas(64) Stored<S> stored[kTile] = {};
     for (int64_t i = 0; i < b.per_line; ++i) std::fill_n(stored + i * n, n, b.stored[b.first_of(r) + i]);
     if (transposed)
@@ -336,11 +353,14 @@ void store_scales_of_squares(const Job& job, const Values<D>& v, const BlockNumb
 /// `s.codes` hold, transposed.
 template <Format F, ScaleKind S, DType D>
 void transpose_quantized(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
+  // Scales of squares. If one multiplier covers the tensor, finish() stores its scale.
   if (!job.given(v.col)) store_scales_of_squares<S, D>(job, v, b, s);
+  // Codes that lie along rows here too are copied.
   if (blocks_first(job.spec(), job.direction)) {
     for (int64_t r = 0; r < v.rows; ++r) put(s.codes[r], v.cols, job.code_at(v.col, v.row + r), job.streams);
     return;
   }
+  // Otherwise transposed as bytes, with rows of padding as zero, and packed as lines of columns.
   const int64_t padded = round_up(v.rows, kQuad);
   for (int64_t r = v.rows; r < padded; ++r) std::fill_n(s.codes[r], kTile, uint8_t{0});
   s.finished.put_all();

@@ -110,6 +110,7 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
       column_magnitudes<D, kNan>(x, v.stride, std::min(b.height, v.rows - line), kTile, of_columns);
       x = reinterpret_cast<const Plain<D>*>(of_columns);
     }
+    // The amax of each block of the line, as bits, into `found`: several blocks at once, where they fill vectors.
     if constexpr (n == kNvfp4Block) {
       // Lines are padded to kTile elements, and what is found past the last block gives way to the next line.
       constexpr int64_t group = kTile / n, half = kWidth<D> / 2;
@@ -124,6 +125,7 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
       for (int64_t i = whole; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
     }
   }
+  // Bits to float32, padded with zeros to whole vectors, and the largest of all.
   constexpr int64_t width = kWidth<D>;
   const int64_t count = b.count(v.rows), padded = round_up(count, width);
   std::fill(found + count, found + padded, Bits<D>{});
@@ -160,6 +162,7 @@ using LostRowBlocks = LostBlocks<S, BlockNumbers<S>::kMost>;
 /// Scales of all blocks from their amaxes, stored.
 template <ScaleKind S, DType D>
 void row_scales(const Job& job, const Values<D>& v, const LostRowBlocks<S>& lost, BlockNumbers<S>& b) {
+  // Stored scales and multipliers of all blocks, from b.amax.
   const bool four_over_six = S == ScaleKind::two_level && job.spec().four_over_six != FourOverSix::off;
   if (four_over_six) {
     if constexpr (S == ScaleKind::two_level) row_four_over_six(job, v, b);
@@ -171,7 +174,9 @@ void row_scales(const Job& job, const Values<D>& v, const LostRowBlocks<S>& lost
   } else {
     block_scales<S>(job.rule(0), b.amax, b.count(v.rows), b.stored, b.multiplier);
   }
+  // Scales of lost blocks become NaN. Their multipliers, and so their codes, stay as they are.
   lost.apply(b.count(v.rows), b.stored);
+  // To memory: as columns where blocks lead, as runs where those of a line are contiguous, else one by one.
   auto* to = static_cast<Stored<S>*>(job.side.scale);
   const int64_t block = v.col / block_of(S);
   const bool contiguous = S != ScaleKind::f32 && !job.spec().swizzled;
@@ -247,15 +252,18 @@ template <Format F, ScaleKind S, bool kNan, DType D>
                                    uint8_t (*kept)[kTile]) {
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
   const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
+  // Multipliers are those of blocks, prepared once for all lines, or one for each line.
   alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
   int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
   const bool by_blocks = job.multipliers() == 0;
   LineEncoder<F, S, kNan, D> encoder;
   if (by_blocks) encoder.prepare(b.multiplier, b.count(v.rows));
   for (int64_t r = 0; r < v.rows; ++r) {
+    // Beside each line: other work of the tile, and random bytes when those drawn are used up.
     v.meanwhile.at_row(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
     uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
+    // bfloat16 to packed codes has an encoder that packs at once.
     if constexpr (row(F).packed() && D == DType::bf16) {
       if (!stochastic && !kept) {
         const float* multiplier = b.multiplier + b.first_of(r);
@@ -267,6 +275,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
     const Sink<uint8_t> out{direct ? to : codes, direct && job.streams, v.meanwhile.one_line};
+    // Codes, a byte each, by the one encoder that fits.
     if (!by_blocks) {
       encoder.prepare(job.given(v.row + r), 0);
       encoder.template encode<0>(v.line(r), 0, padded, out);
@@ -276,6 +285,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     } else {
       encoder.template encode<block_of(S)>(v.line(r), b.first_of(r), padded, out);
     }
+    // What was not written directly: packed if it has to be, then put in place.
     if (direct) continue;
     if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
     put(codes, bytes, to, job.streams);
@@ -298,15 +308,18 @@ inline bool makes_nan(const Job& job, int64_t line, int64_t count) {
 /// `b`, and codes, a byte each, in `kept` if that is not null.
 template <Format F, ScaleKind S, DType D>
 float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
+  // Amaxes of blocks. A NaN shows as more than infinity, so that ordinary tiles are searched once.
   b.per_line = ceil_div(v.cols, block_of(S));
   b.height = job.spec().square ? block_of(S) : 1;
   const float* given = job.given(v.row);
   const auto amaxes = [&](auto nan) { return given ? rows_magnitude<D, nan>(v) : row_block_amaxes<S, D, nan>(v, b); };
   Bits<D> all = amaxes(std::false_type{});
   const bool nan = all > kInfinity<D>, nonfinite = all >= kInfinity<D>;
+  // Not finite: note the lost blocks while their amaxes show it, then search again without NaN.
   LostRowBlocks<S> lost;
   if (nonfinite && !given && job.spec().nan) lost.find(b.amax, b.count(v.rows));
   if (nan) all = amaxes(std::true_type{});
+  // Scales, then codes. Only elements that may be NaN take the slower encoder.
   if (!given) row_scales<S, D>(job, v, lost, b);
   if (nonfinite || makes_nan(job, v.row, v.rows))
     encode_rows<F, S, true, D>(job, v, b, kept);
