@@ -51,9 +51,9 @@ struct FewRows {
           most = larger(most, FieldDecoder::magnitude(bytes));
           codes[v] = decoder.pairs(bytes);
         }
-      // Position after position: each decoded lane meets all rows.
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c) {
+          // One position of the quad: each decoded lane meets all rows.
           F32 lanes[kTogether];
 #pragma GCC unroll 2
           for (int v = 0; v < kTogether; ++v) lanes[v] = decoder.lane(codes[v], c);
