@@ -35,7 +35,7 @@ _LINEAR, _LINEAR_PREQUANTIZED = torch.ops.quire.linear, torch.ops.quire.linear_p
 
 def _try_directly(name: str) -> None:
     """Lets code that Inductor generates try a direct call. Such code calls torch.ops.quire.NAME.default, which calls
-    its attribute _op. PyTorch has no public way to do this (docs/design.md 5)."""
+    its attribute _op. PyTorch has no public way to do this (src/quire_python/README.md)."""
     operator = getattr(torch.ops.quire, name).default
     dispatched = operator._op
 

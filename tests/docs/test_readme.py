@@ -78,7 +78,8 @@ def test_the_documented_verbs_are_those_of_dev(page, capsys):
 
 
 def test_links_between_pages_lead_somewhere(page, root):
-    for path in [root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/*.md")]:
+    folders = [path for folder in ("src", "python/quire", "tests") for path in (root / folder).rglob("README.md")]
+    for path in [root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/*.md"), *folders]:
         for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"

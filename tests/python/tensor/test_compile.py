@@ -79,7 +79,7 @@ def test_row_counts_share_a_graph(compiler, spec):
         return q, q.dequantize(), q.buffer_list()[0] + 1
 
     compiled = compiler(function, dynamic=True)
-    for rows in (140, 133, 300, 260):  # no size of a buffer becomes 1 (docs/design.md 5)
+    for rows in (140, 133, 300, 260):  # no size of a buffer becomes 1 (src/quire_torch/ops/README.md)
         x = values(rows, 64)
         assert same(compiled(x), function(x))
     assert compiler.graphs == 1
