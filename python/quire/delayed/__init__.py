@@ -1,7 +1,8 @@
 """Delayed scaling: the state of a layer, and the step that turns amaxes into scales (numerics.md 1.4-1.7).
 
 Forward and backward passes collect amaxes, by operators that take the state as tensors. When the outermost autocast of
-a delayed recipe is next entered with grad enabled, step() gives the layers new scale tensors. README.md has the reasons.
+a delayed recipe is next entered with grad enabled, step() gives the layers new scale tensors. README.md in this folder
+has the reasons.
 """
 
 from quire.delayed.checkpoint import delayed_state, set_delayed_state
