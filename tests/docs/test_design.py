@@ -50,3 +50,11 @@ def test_a_file_that_does_not_exist_is_found(text, tmp_path):
     (tmp_path / "README.md").write_text(text)
     (found,) = missing(tmp_path / "README.md", tmp_path)
     assert "absent" in found
+
+
+@pytest.mark.parametrize("top", ["python/quire", "src/quire"])
+def test_the_map_of_strata_has_every_folder(top, root, page):
+    layers = re.search(rf"^ {top}  .*?(?=^ \w|^```)", page(PAGE).text, re.MULTILINE | re.DOTALL)[0]
+    named = {word for line in layers.splitlines()[1:] for word in line[:22].split()}
+    folders = {path.name for path in (root / top).iterdir() if path.is_dir()} - {"__pycache__", "lib"}
+    assert folders - named == set()
