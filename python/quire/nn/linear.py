@@ -215,8 +215,8 @@ class Linear(ProductModule, torch.nn.Linear):
         return linear_prequantized(x, weight, bias, text, dtype, w_buffers=codes, sr_state=sr_state, w_fingerprint=mark)
 
     def _delayed(self, x: torch.Tensor, recipe: Recipe, rule: Rule, dtype: torch.dtype) -> torch.Tensor | None:
-        """_without_product() of delayed scaling of all operands; None if codes of the weight are kept or rules differ by
-        layer."""
+        """_without_product() of delayed scaling of all operands; None if codes of the weight are kept, or rules differ
+        by layer."""
         weight, bias, state = self._parameters["weight"], self._parameters["bias"], self.delayed
         if isinstance(rule, RulesByLayer) or self.kept_weight is not None or len(recipe.delayed_operands) < 3:
             return None

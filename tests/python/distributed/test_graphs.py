@@ -320,3 +320,14 @@ def test_graphs_of_sharded_rows_are_the_same_on_every_rank():
         with rank_of(rank, 2):
             texts.append([text for _, _, text in sharded_graphs("nvfp4")])
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("option", [{"fuse_wgrad_accumulation": True}, {"delay_wgrad_compute": True}], ids=str)
+def test_a_layer_that_refuses_its_second_matmul_has_not_run_the_first(group, option, device):
+    layer = quire.LayerNormMLP(IN, OUT, parallel=Parallel("column", group), **option).to(device)
+    layer.fc1_weight.requires_grad_(False)  # so that the first one is not refused
+    x = torch.ones(4, IN, device=device)
+    with quire.autocast(recipe=quire.recipe.DelayedScaling()), quire.distributed.exact():
+        with pytest.raises(NotImplementedError, match="fuse_wgrad_accumulation and delay_wgrad_compute"):
+            layer(x)
+    assert not layer.fc1_delayed.fwd_amax.any()

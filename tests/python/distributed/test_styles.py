@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import quire
@@ -126,6 +126,24 @@ def test_what_cannot_be_sharded_is_refused_and_stays_as_it_is(fake_mesh):
         ):
             parallelize_module(layer, fake_mesh, style)
         assert isinstance(layer.weight, quire.QuantizedTensor) and layer.parallel is None
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ({"is_first_microbatch": 1}, TypeError),
+        ({"fp8_output": 1}, TypeError),
+        ({"fp8_grad": 3}, TypeError),
+        ({"output_spec": "rubbish"}, ValueError),
+        ({"output_spec": "nvfp4:sr"}, ValueError),
+    ],
+    ids=str,
+)
+def test_options_of_a_call_with_a_dtensor_are_looked_at(fake_mesh, option, error):
+    layer = distribute_module(quire.Linear(32, 32), fake_mesh)
+    x = distribute_tensor(torch.ones(4, 32), fake_mesh, [Replicate()], src_data_rank=None)
+    with pytest.raises(error, match=f"{next(iter(option))} must be a bool|unknown family|rounds stochastically"):
+        layer(x, **option)
 
 
 def test_copies_moves_and_state_of_a_sharded_layer(fake_mesh):

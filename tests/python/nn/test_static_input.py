@@ -232,3 +232,13 @@ def test_experts_of_a_runner_have_a_static_scale_too():
         act = (torch.nn.functional.silu(h[:inner]) * h[inner:]).to(torch.bfloat16)
         expected = fp8(act, 0.5) @ v2.T
         assert (y[token].double() - expected).abs().max() <= 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("option", ["save_original_input", "backward=high_precision"])
+def test_a_norm_before_a_static_input_computes_where_backward_would_start_from_x(option, equal_bits):
+    recipe, options = f"{FP8},{option}" if "=" in option else FP8, {} if "=" in option else {option: True}
+    fused, norm = quire.LayerNormLinear(K, N, recipe=recipe, **options), quire.LayerNorm(K)
+    parts = loaded(recipe, 0.0123, **options)
+    fused.load_state_dict(fused.state_dict() | {**parts.state_dict()})
+    with torch.no_grad():
+        assert equal_bits(fused(x_of()), parts(norm(x_of())))
