@@ -21,7 +21,7 @@ import quire
 from defaults import DEFAULTS
 from every_feature import Feature, Model, together
 from every_recipe import some
-from processes import in_child
+from forks import in_child
 from ranks import rank_of
 from steps import same, step
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from processes import Program
+from forks import Program
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import processes
+import forks
 import quire
 import steps
 from every_recipe import DEFAULTS, VARIANTS, params
@@ -60,7 +60,7 @@ def with_one_cache(tmp_path):
     def run(program, *arguments):
         if not script.exists():
             script.write_text(program)
-            done = processes.Program(script, *arguments, environment=environment).finished(300)
+            done = forks.Program(script, *arguments, environment=environment).finished(300)
             assert done.returncode == 0, done.stderr
         else:
             command = [sys.executable, "-c", program, *arguments]
@@ -204,7 +204,7 @@ def ranks():
     def of(size):
         if size not in made:
             # Spawned processes import PyTorch each: of four, that is most of their time.
-            made[size] = Ranks(size, None if size == 2 else processes.CONTEXT)
+            made[size] = Ranks(size, None if size == 2 else forks.CONTEXT)
         return made[size]
 
     yield of
@@ -228,6 +228,6 @@ def four(ranks):
 @pytest.fixture
 def new():
     """Two processes for one test, which leaves them in a collective."""
-    ranks = Ranks(2, processes.CONTEXT)
+    ranks = Ranks(2, forks.CONTEXT)
     yield ranks
     ranks.kill()

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-import processes
+import forks
 import quire
 from quire.recipe import Float8CurrentScaling, NVFP4BlockScaling
 
@@ -326,7 +326,7 @@ def test_a_profiler_that_begins_within_goes_on_afterwards(make_layer, make_x):
 
 @pytest.mark.cpu_only
 def test_a_forced_kernel_is_said_to_be_forced():
-    lines = set(processes.run(FORCED, QUIRE_KERNEL="gemm:reference").splitlines())
+    lines = set(forks.run(FORCED, QUIRE_KERNEL="gemm:reference").splitlines())
     others = ["QUIRE_KERNEL names another"] * 5  # amx_nvfp4, int8, amx, bf16, generic
     assert f"gemm reference {[*others, 'runs']}" in lines
     assert "quantize generic ['runs', 'not asked, generic comes first']" in lines
@@ -343,7 +343,7 @@ print(*[kernel.verdict for kernel in step.kernels[:4]], sep="\\n")
 
 @pytest.mark.cpu_only
 def test_what_the_machine_lacks_is_said_before_what_the_call_has_too_little_of():
-    said = processes.run(ONE_TOKEN, QUIRE_ISA="scalar")
+    said = forks.run(ONE_TOKEN, QUIRE_ISA="scalar")
     lanes = ("bfloat16 tiles", "int8", "bfloat16 tiles", "bfloat16")
     assert said.splitlines() == [f"instruction set scalar has no products of {kind}" for kind in lanes]
 
@@ -359,7 +359,7 @@ assert db.tolist() == [3] * 8
 
 @pytest.mark.cpu_only
 def test_a_forced_kernel_of_products_does_not_refuse_gradients_of_biases():
-    processes.run(BIAS_GRADIENT, QUIRE_KERNEL="gemm:int8")
+    forks.run(BIAS_GRADIENT, QUIRE_KERNEL="gemm:int8")
 
 
 def test_a_norm_that_quantizes_made_the_operand_of_the_product():

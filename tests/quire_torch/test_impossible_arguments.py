@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 import quire  # noqa: F401  (registers the operators)
-from processes import in_child
+from forks import in_child
 
 pytestmark = pytest.mark.any_device
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import quire  # noqa: F401  (registers the operators)
-from processes import in_child
+from forks import in_child
 
 ops = torch.ops.quire
 RECIPE = "x=mxfp8,w=mxfp8,dy=mxfp8"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import processes
+import forks
 from python.io.checkpoint_files import Files, modelopt_config, modelopt_nvfp4
 
 LAYERS, ROWS, COLUMNS = 8, 4096, 2048
@@ -68,7 +68,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def peak(source: Path, target: Path, what: str) -> int:
-    return int(processes.run(PROGRAM.format(arguments=(str(source), str(target), what, LAYERS, ROWS, COLUMNS))))
+    return int(forks.run(PROGRAM.format(arguments=(str(source), str(target), what, LAYERS, ROWS, COLUMNS))))
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import processes
+import forks
 import quire
-from processes import in_child
+from forks import in_child
 from quire import runners
 from quire.delayed.state import DelayedState
 from quire.recipe import NVFP4BlockScaling
@@ -64,7 +64,7 @@ if pid == 0:
     os._exit(0)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    processes.run(code)
+    forks.run(code)
 
 
 def test_pytorchs_own_operators_do_not_wait_for_threads_a_child_has_not():
@@ -170,4 +170,4 @@ def test_functions_have_no_static_variables_that_a_first_call_makes():
 @pytest.mark.parametrize("name", LOCKS)
 @pytest.mark.slow
 def test_a_child_does_not_wait_for_locks_that_other_threads_held(name):
-    processes.call(fork_while_others_hold, name)  # a small process is forked sooner than that of all tests
+    forks.call(fork_while_others_hold, name)  # a small process is forked sooner than that of all tests
