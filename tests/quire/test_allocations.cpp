@@ -241,7 +241,8 @@ TEST(Allocations, AreSeenWhereThereAreSome) {
   EXPECT_GT(of_thread, 1) << "a new thread's scratch";
   EXPECT_GT(call.taken(), 512 * kHidden / 2) << "bytes of the workspace";
   call.run_on_the_heap();
-  EXPECT_EQ(allocations - before - of_thread, 2) << "its memory, and who owns it";
+  // More where a thread of the pool has its first task only now, as on a busy machine.
+  EXPECT_GE(allocations - before - of_thread, 2) << "its memory, and who owns it";
 }
 
 }  // namespace
