@@ -92,7 +92,7 @@ def permute_any(
 
 def _permute_codes(q: QuantizedTensor, row_map: torch.Tensor, rows: int) -> QuantizedTensor:
     """The rowwise codes and scales of q [T, K] permuted; columnwise ones do not follow and are left out."""
-    family, options = q.spec.family, q.spec.options
+    family, *options = q.spec_text.split(":")  # QuantSpec would break a graph here
     if shared := [option for option in options if option in TILES]:
         raise NotImplementedError(
             f"permute: rows of {q.spec_text} share scales or tiles ({shared[0]}), so they cannot move alone; permute, "

@@ -183,13 +183,13 @@ class Linear(ProductModule, torch.nn.Linear):
     def _without_product(self, x: torch.Tensor) -> Result | None:
         """forward() without options, if the layer has none either. None for calls that need a Product: of an x that is
         quantized, a weight that is computed (parametrized, split), other dtypes, static scales."""
-        if is_dtensor(x):
-            return torchs_result(self, x) if active_in(self) == (None, None) else None
+        if type(x) is not torch.Tensor:
+            return torchs_result(self, x) if is_dtensor(x) and active_in(self) == (None, None) else None
         # Twenty times as quick as Module.__getattr__. A weight that is computed is not there.
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias", ...)
         unquantized = type(weight) is torch.nn.Parameter
         own = (unquantized or type(weight) is QuantizedTensor) and (bias is None or type(bias) is torch.nn.Parameter)
-        if not own or type(x) is not torch.Tensor or self.return_bias or self.parallel is not None:
+        if not own or self.return_bias or self.parallel is not None:
             return None
         if self.fuse_wgrad_accumulation or self.delay_wgrad_compute:
             return None

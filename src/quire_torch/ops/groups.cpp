@@ -138,14 +138,14 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
     : operand_(operand_of(given, what)) {
   const auto& [spec, direction, groups, cols, shape] = given;
   const size_t first = quire::first_buffer(direction);
-  const bool has_offsets = groups.ends.data != nullptr;
+  const bool grouped = groups.ends.data != nullptr;
   // Those of one group have shapes of their own where a caller gives them, and are flat where forward returned them.
-  const bool flat = has_offsets || groups.count > 1 ||
+  const bool flat = grouped || groups.count > 1 ||
                     (buffers.size() == 6 && buffers[first] && shape.size() > 1 && buffers[first]->dim() == 1);
   if (buffers.size() == 6 && flat) {
     std::array<at::Tensor, 3> three;
     for (size_t i = 0; i < 3; ++i) three[i] = buffers[first + i].value_or(at::Tensor());
-    check(!has_offsets || (three[0].defined() && three[1].defined()), what, " is given without ",
+    check(!grouped || (three[0].defined() && three[1].defined()), what, " is given without ",
           quire::kBufferNames[first], "; quantize it in that direction");
     operand_ = with_side(operand_, flat_side(three, spec, direction, what));
     if (quire::is_one(groups) && three[0].defined()) check_saved(three, {spec, direction, shape}, what);
@@ -153,13 +153,13 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
     const std::array<at::Tensor, 3> columnwise{buffers[3].value_or(at::Tensor()), buffers[4].value_or(at::Tensor()),
                                                buffers[5].value_or(at::Tensor())};
     if (direction == Direction::columnwise || !columnwise[0].defined() || columnwise[0].numel() == 0) return;
-    if (groups.count > 1 || has_offsets)
+    if (groups.count > 1 || grouped)
       flat_side(columnwise, spec, Direction::columnwise, what);
     else
       check_saved(columnwise, {spec, Direction::columnwise, shape}, what);
     return;
   }
-  check(!has_offsets && (groups.count == 1 || static_cast<int64_t>(buffers.size()) == 6 * groups.count), what,
+  check(!grouped && (groups.count == 1 || static_cast<int64_t>(buffers.size()) == 6 * groups.count), what,
         " must be given as the six buffers of quire.TensorProto for each of ", groups.count,
         " groups, or six flat ones of all; got ", buffers.size());
   if (groups.count == 1) {
@@ -182,11 +182,10 @@ GivenOperand::GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGr
 void GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
   const bool kept = q.kept == direction;
   const size_t first = quire::first_buffer(direction);
-  const bool has_offsets = groups_.ends.data != nullptr;
+  const bool grouped = groups_.ends.data != nullptr;
   const auto of_all =
-      has_offsets
-          ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
-          : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
+      grouped ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
+              : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);
     buffers_[first + i] =
