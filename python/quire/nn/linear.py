@@ -23,8 +23,6 @@ from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 from quire.tensor.order import same_codes
 
 torchs_linear = torch.nn.functional.linear
-#: y, and where the layer returns it apart, the bias.
-Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
 
 
 def applied_sharding(layer: torch.nn.Linear) -> Parallel | None:
@@ -166,11 +164,13 @@ class Linear(ProductModule, torch.nn.Linear):
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
                 y = self._without_product(x)
+                if y is None and is_dtensor(x) and active_in(self) == (None, None):
+                    y = torchs_result(self, x)
                 if y is not None:
                     return y
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            options["layout"] = layout_of(self, x)
-            call = active_call(self, x, is_first_microbatch, **options)
+            layout = layout_of(self, x)
+            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
             product = Product(self, "", call)
             y = product.output(product.run(call.take(x), [] if self.return_bias else self.biases("")))
             product.commit()
@@ -180,16 +180,14 @@ class Linear(ProductModule, torch.nn.Linear):
             name_layer(error, self)
             raise
 
-    def _without_product(self, x: torch.Tensor) -> Result | None:
-        """forward() without options, if the layer has none either. None for calls that need a Product: of an x that is
-        quantized, a weight that is computed (parametrized, split), other dtypes, static scales."""
-        if type(x) is not torch.Tensor:
-            return torchs_result(self, x) if is_dtensor(x) and active_in(self) == (None, None) else None
+    def _without_product(self, x: torch.Tensor) -> torch.Tensor | None:
+        """forward() without options, if the layer has none either. None for other calls: of an x that is no plain
+        tensor, a weight that is computed (parametrized, split), other dtypes, static scales."""
         # Twenty times as quick as Module.__getattr__. A weight that is computed is not there.
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias", ...)
         unquantized = type(weight) is torch.nn.Parameter
         own = (unquantized or type(weight) is QuantizedTensor) and (bias is None or type(bias) is torch.nn.Parameter)
-        if not own or self.return_bias or self.parallel is not None:
+        if not own or type(x) is not torch.Tensor or self.return_bias or self.parallel is not None:
             return None
         if self.fuse_wgrad_accumulation or self.delay_wgrad_compute:
             return None

@@ -1,5 +1,6 @@
-// The backward pass of layers whose weights are sharded over the ranks of a group: the steps of grouped_linear_bwd.h
-// with exchanges between them. parallel_linear.cpp has the table of what is gathered, summed and reduced.
+// What the two operators of layers whose weights are sharded over the ranks of a group share. Their backward pass: the
+// steps of grouped_linear_bwd.h with exchanges between them. parallel_linear.cpp has the table of what is gathered,
+// summed and reduced.
 #pragma once
 
 #include "quire_torch/ops/grouped_linear.h"
@@ -21,6 +22,28 @@ struct ParallelSaved : GroupedLinear::Saved {
       std::tuple{op::field<&ParallelSaved::part>("part"), op::field<&ParallelSaved::parallel>("parallel"),
                  op::field<&ParallelSaved::layer>("layer"), op::field<&ParallelSaved::x_itself>("x_itself")};
 };
+
+/// The arguments of grouped_linear that an operator of sharded weights has too, as the caller gave them: all but w,
+/// bias and offsets.
+template <class Call>
+GroupedLinear::Args as_given(const Call& call) {
+  return {.x = call.x,
+          .w = {},
+          .bias = {},
+          .offsets = {},
+          .recipe = call.recipe,
+          .dtype = call.dtype,
+          .w_buffers = call.w_buffers,
+          .w_fingerprint = call.w_fingerprint,
+          .sr_state = call.sr_state,
+          .fwd_scale = call.fwd_scale,
+          .bwd_scale = call.bwd_scale,
+          .bwd_amax = call.bwd_amax,
+          .wgrad_stash = call.wgrad_stash,
+          .main_grad = call.main_grad,
+          .overwrite_main_grad = call.overwrite_main_grad,
+          .placeholder = call.placeholder};
+}
 
 /// GroupedLinear::gradients of such a layer.
 op::Tensors<3> parallel_gradients(const ParallelSaved& s, const at::Tensor& dy, op::Needs need);

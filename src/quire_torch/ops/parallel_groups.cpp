@@ -11,22 +11,11 @@ using quire::Backward;
 
 /// The products of this rank, as backward is to know them.
 GroupedLinear::Args own_product(const ParallelGroupedLinear::Args& call) {
-  return {.x = call.x,
-          .w = call.w,
-          .bias = call.bias,
-          .offsets = call.offsets,
-          .recipe = call.recipe,
-          .dtype = call.dtype,
-          .w_buffers = call.w_buffers,
-          .w_fingerprint = call.w_fingerprint,
-          .sr_state = call.sr_state,
-          .fwd_scale = call.fwd_scale,
-          .bwd_scale = call.bwd_scale,
-          .bwd_amax = call.bwd_amax,
-          .wgrad_stash = call.wgrad_stash,
-          .main_grad = call.main_grad,
-          .overwrite_main_grad = call.overwrite_main_grad,
-          .placeholder = call.placeholder};
+  GroupedLinear::Args product = as_given(call);
+  product.w = call.w;
+  product.bias = call.bias;
+  product.offsets = call.offsets;
+  return product;
 }
 
 void check(const ParallelGroupedLinear::Args& call, op::Needs need) {

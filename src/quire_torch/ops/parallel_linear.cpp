@@ -36,23 +36,10 @@ using quire::Backward, quire::Direction;
 
 /// The product of this rank, as backward is to know it.
 GroupedLinear::Args own_product(const ParallelLinear::Args& call) {
-  const bool adds_bias = call.bias && !(*call.parallel)->sums_y();
-  return {.x = call.x,
-          .w = {{call.w}},
-          .bias = {adds_bias ? op::TensorList{*call.bias} : op::TensorList()},
-          .offsets = std::nullopt,
-          .recipe = call.recipe,
-          .dtype = call.dtype,
-          .w_buffers = call.w_buffers,
-          .w_fingerprint = call.w_fingerprint,
-          .sr_state = call.sr_state,
-          .fwd_scale = call.fwd_scale,
-          .bwd_scale = call.bwd_scale,
-          .bwd_amax = call.bwd_amax,
-          .wgrad_stash = call.wgrad_stash,
-          .main_grad = call.main_grad,
-          .overwrite_main_grad = call.overwrite_main_grad,
-          .placeholder = call.placeholder};
+  GroupedLinear::Args product = as_given(call);
+  product.w.tensors = {call.w};
+  if (call.bias && !(*call.parallel)->sums_y()) product.bias.tensors = {*call.bias};
+  return product;
 }
 
 enum class WayOfX {
