@@ -8,13 +8,13 @@ import re
 import subprocess
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import pytest
 
 import pytorch  # noqa: F401, changes Dynamo
-from devices import DEVICES, absence_of, launched, prepare
+from devices import DEVICES, absence_of, launched, leave_broken, prepare
 
 #: Tests of the test device itself, and of quire on it.
 OF_DEVICE = Path(__file__).parent / "device"
@@ -138,6 +138,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if waiting := config.stash.get(WAITING, 0):
         failed = ", which QUIRE_REQUIRE_CUDA=1 makes a failure" * (os.environ.get("QUIRE_REQUIRE_CUDA") == "1")
         terminalreporter.write_line(f"cuda: {waiting} cases skipped, {absence_of('cuda')}{failed}", yellow=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        leave_broken(item.config.getoption("--device"), f"{item.nodeid}\n{report.longreprtext}")
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,8 @@
 """Where tests that take `device` compute: one of these, named by --device. A new one joins by a line."""
 
 import contextlib
+import os
+import sys
 
 import torch
 
@@ -53,3 +55,16 @@ def prepare(name: str) -> None:
     """Makes the device known to PyTorch, which must be before the first backward pass of the process."""
     if name == "quiretest":
         import device.device  # noqa: F401
+
+
+def leave_broken(device: str, failure: str) -> None:
+    """Ends a process of pytest-xdist, which starts another one, if a kernel has broken its GPU's context: every later
+    call there would fail too."""
+    if device != "cuda" or "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        text = f"{failure}\nThis process ends, because its GPU's context is broken: {error}"
+        print(text, file=sys.__stderr__, flush=True)
+        os._exit(1)

@@ -24,16 +24,38 @@ else
 fi
 cd "$root" || exit 1
 failed=0
+logs=$(mktemp -d)
+titles=()
 
-# part TITLE SECONDS COMMAND...: its output, and whether it passed within that time.
-part() {
-  local title=$1 seconds=$2 begin=$SECONDS
+# begin TITLE SECONDS COMMAND...: starts it beside the others that began; SIGINT lets pytest say what has failed so far.
+begin() {
+  local title=$1 seconds=$2 log=$logs/${#titles[@]}
   shift 2
-  printf '\n== %s\n' "$title"
-  timeout --kill-after=5 "$seconds" "$@" 2>&1
-  local status=$?
-  [ $status -eq 0 ] || failed=$((failed + 1))
-  printf '== %s: %s in %d s\n' "$title" "$([ $status -eq 0 ] && echo passed || echo "FAILED, status $status")" $((SECONDS - begin))
+  titles+=("$title")
+  {
+    local start=$SECONDS
+    timeout --signal=INT --kill-after=20 "$seconds" env --default-signal=INT "$@" >"$log" 2>&1
+    echo "$? $((SECONDS - start))" >"$log.status"
+  } &
+}
+
+# finish: waits for all that began, and writes their outputs in order.
+finish() {
+  wait
+  local i status took
+  for i in "${!titles[@]}"; do
+    read -r status took <"$logs/$i.status"
+    [ "$status" -eq 0 ] || failed=$((failed + 1))
+    printf '\n== %s\n' "${titles[$i]}"
+    cat "$logs/$i"
+    printf '== %s: %s in %d s\n' "${titles[$i]}" "$([ "$status" -eq 0 ] && echo passed || echo "FAILED, status $status")" "$took"
+  done
+  titles=()
+}
+
+part() {
+  begin "$@"
+  finish
 }
 
 printf 'commit %s\ndate %s\n' "${QUIRE_COMMIT:-$(git rev-parse HEAD 2>/dev/null)}" "$(date -u +%F)"
@@ -48,14 +70,27 @@ export QUIRE_REQUIRE_CUDA=1
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:$cublaslt:${LD_LIBRARY_PATH:-}
 of_the_emulator='*Emulator*:*Faults*:*Features*:*Gate*:*Mutations*:*Orders*:*/Tensor*'
 kernels=("$build/tests/cuda/test_cuda" --gtest_brief=1 "--gtest_filter=-$of_the_emulator")
-part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "${kernels[@]}"
-part "what is installed" 30 python3 -m quire.info
-part "golden vectors of quantizers" 60 python3 -m quire.info --check --device cuda
-quick="python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda tests/python tests/quire_torch"
+# A kernel that reads beyond its memory breaks the context of its process: several of them share the tests.
+# shards COUNT COMMAND...: the command that runs them.
+shards() {
+  printf '%s\n' bash -c 'seq 0 $(($0 - 1)) | xargs -P "$0" -I {} env GTEST_TOTAL_SHARDS=$0 GTEST_SHARD_INDEX={} "$@"' "$@"
+}
+tests=(python3 -m pytest -q --tb=short --device cuda)
+quick=("${tests[@]}" -n 5 --quick --maxfail=150 tests/python tests/quire_torch)
+mapfile -t of_kernels < <(shards 4 QUIRE_CUDA_TESTS=gpu "${kernels[@]}")
+
+# Nothing here is timed, so all of it runs at once.
+export OMP_NUM_THREADS=2
+begin "kernels against the CPU" 150 "${of_kernels[@]}"
+begin "what is installed" 60 python3 -m quire.info
+begin "golden vectors of quantizers" 120 python3 -m quire.info --check --device cuda
 # decode32 has the bound that the tests have; rows that sum by tensor cores have others (docs/numerics.md 7.6).
-part "golden vectors, operators and layers, products by decode32" 120 env QUIRE_KERNEL=gemm:decode32 $quick
-part "the same, products by the rows that come first" 120 $quick
-part "ranks that share the GPU, and NCCL" 60 python3 -m pytest -q --tb=short --device cuda tests/python/distributed/test_ranks_on_a_device.py
+begin "golden vectors, operators and layers, products by decode32" 150 QUIRE_KERNEL=gemm:decode32 "${quick[@]}"
+begin "the same, products by the rows that come first" 150 "${quick[@]}"
+begin "ranks that share the GPU, and NCCL" 150 "${tests[@]}" tests/python/distributed/test_ranks_on_a_device.py
+finish
+unset OMP_NUM_THREADS
+
 for question in tools/gpu_questions/*; do
   case $question in
     *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;
@@ -64,9 +99,11 @@ for question in tools/gpu_questions/*; do
 done
 if command -v compute-sanitizer >/dev/null; then
   for check in memcheck racecheck; do
-    part "compute-sanitizer $check" 60 env QUIRE_CUDA_TESTS=gpu QUIRE_CUDA_CASES=few compute-sanitizer --tool $check \
-      --error-exitcode 9 "${kernels[@]}"
+    mapfile -t of_kernels < <(shards 6 QUIRE_CUDA_TESTS=gpu QUIRE_CUDA_CASES=few compute-sanitizer --tool $check \
+      --error-exitcode 9 "${kernels[@]}")
+    begin "compute-sanitizer $check" 60 "${of_kernels[@]}"
   done
+  finish
 fi
 printf '\n%d parts failed\n' "$failed"
 exit $((failed > 0))

@@ -19,6 +19,9 @@ import torch
 
 import quire
 
+SPECS = ("fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "mxfp4", "nvfp4", "nvfp4:16x16", "nvfp4:rht", "nvfp4:rht:sr")
+OPERANDS = ("fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "mxfp4", "nvfp4")
+
 
 def seconds(call, repeats: int = 5) -> float:
     """The best of a few, by events of the stream."""
@@ -34,48 +37,105 @@ def seconds(call, repeats: int = 5) -> float:
     return best
 
 
-def main() -> None:
-    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    copy = seconds(lambda: x.clone())
-    print(f"copy of 32 MiB: {copy * 1e6:.0f} us")
-    for spec in ("fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "mxfp4", "nvfp4"):
-        for columnwise in (False, True):
-            took = seconds(lambda s=spec, c=columnwise: quire.functional.quantize(x, s, columnwise=c, seed=0), 2)
-            print(
-                f"quantize {spec} {'both' if columnwise else 'rowwise'}: {took * 1e6:.0f} us, {copy / took:.4f} of copy"
-            )
-    w = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    for rows in (1, 16, 512):
-        a = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
-        plain = seconds(lambda a=a: a @ w)
-        for recipe in ("fp8_current", "mxfp8", "nvfp4"):
-            layer = quire.Linear(2048, 2048, bias=False, device="cuda", dtype=torch.bfloat16)
-            with quire.autocast(recipe=recipe), torch.no_grad():
-                took = seconds(lambda a=a, layer=layer: layer(a), 2)
-            print(f"Linear {recipe} of {rows} rows: {took * 1e6:.0f} us, {plain / took:.4f} of bfloat16's speed")
-    products()
+def normal(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
 
 
-def products() -> None:
+def line(what: str, measure) -> None:
+    """One figure, or why there is none."""
+    try:
+        print(f"{what}: {measure()}", flush=True)
+    except Exception as error:  # the others are measured all the same
+        print(f"{what}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+
+
+def quantizers() -> None:
+    x = normal(8192, 8192)
+    y = torch.empty_like(x)
+    copied = 4 * x.numel() / seconds(lambda: y.copy_(x))
+    print(f"copy of 128 MiB: {copied / 1e12:.2f} TB/s")
+
+    def of(spec: str, both: bool) -> str:
+        def call():
+            return torch.ops.quire.quantize(x, spec, True, both, 0, 0, None)
+
+        moved = 2 * x.numel() + sum(t.numel() * t.element_size() for t in call() if t is not None)
+        took = seconds(call)
+        return f"{took * 1e6:.0f} us, {moved / took / copied:.3f} of a copy of as many bytes"
+
+    for spec in SPECS:
+        for both in (False, True):
+            line(f"quantize {spec} {'both' if both else 'rowwise'}", lambda s=spec, b=both: of(s, b))
+
+
+def scaled_mm(rows: int, outputs: int, inputs: int) -> None:
+    """PyTorch's FP8, the peer of fp8_tensor."""
+    x, w = normal(rows, inputs).to(torch.float8_e4m3fn), normal(outputs, inputs).to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
+    took = seconds(lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16))
+    print(f"torch._scaled_mm of {rows} x {outputs} x {inputs}: {took * 1e6:.0f} us", flush=True)
+
+
+def products(rows: int, outputs: int, inputs: int) -> None:
     """The products alone, of operands that are quantized: QUIRE_KERNEL=gemm:exact,... measures other rows."""
-    for rows, outputs, inputs in ((16, 4096, 4096), (64, 4096, 4096), (512, 4096, 4096), (4096, 4096, 4096)):
-        x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-        w = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
-        plain = seconds(lambda x=x, w=w: x @ w.t())
-        for spec in ("fp8_tensor", "fp8_block", "mxfp8", "mxfp4", "nvfp4"):
-            of_x, of_w = (quire.functional.operand_buffers(t, spec, columnwise=False) for t in (x, w))
-            with torch.no_grad():
-                took = seconds(
-                    lambda x=x, w=w, s=spec, a=of_x, b=of_w: quire.functional.linear_prequantized(
-                        x, w, None, f"x={s},w={s},dy={s}", torch.bfloat16, x_buffers=a, w_buffers=b
-                    ),
-                    2,
-                )
-            speed = 2e-12 * rows * outputs * inputs / took
-            print(
-                f"product {spec} of {rows} x {outputs} x {inputs}: {took * 1e6:.0f} us, {speed:.0f} TFLOP/s, "
-                f"{plain / took:.4f} of bfloat16's speed"
+    x, w = normal(rows, inputs), normal(outputs, inputs)
+    plain = seconds(lambda: x @ w.t())
+    print(f"bfloat16 of {rows} x {outputs} x {inputs}: {plain * 1e6:.0f} us", flush=True)
+    if rows >= 16:
+        scaled_mm(rows, outputs, inputs)
+
+    def of(spec_x: str, spec_w: str) -> str:
+        def buffers(t, s):
+            return () if s == "none" else quire.functional.operand_buffers(t, s, columnwise=False)
+
+        of_x, of_w = buffers(x, spec_x), buffers(w, spec_w)
+        recipe = f"x={spec_x},w={spec_w},dy={spec_x}"
+        with torch.no_grad():
+            took = seconds(
+                lambda: quire.functional.linear_prequantized(
+                    x, w, None, recipe, torch.bfloat16, x_buffers=of_x, w_buffers=of_w
+                ),
+                3,
             )
+        speed = 2e-12 * rows * outputs * inputs / took
+        read = sum(t.numel() * t.element_size() for t in of_w if t is not None) / took / 1e12
+        return f"{took * 1e6:.0f} us, {speed:.0f} TFLOP/s, {read:.2f} TB/s of w, {plain / took:.3f} of bfloat16's speed"
+
+    for spec in OPERANDS:
+        line(f"product {spec} of {rows} x {outputs} x {inputs}", lambda s=spec: of(s, s))
+    for spec in ("fp8_tensor", "mxfp8", "mxfp4", "nvfp4"):
+        line(f"product bf16 x {spec} of {rows} x {outputs} x {inputs}", lambda s=spec: of("none", s))
+
+
+def layers() -> None:
+    """A training step of a layer, beside torch.nn.Linear."""
+    x, dy = normal(8192, 4096).requires_grad_(), normal(8192, 4096)
+
+    def step(layer, recipe) -> None:
+        with quire.autocast(enabled=recipe is not None, recipe=recipe or "mxfp8"):
+            y = layer(x)
+        torch.autograd.grad(y, [x, *layer.parameters()], dy)
+
+    layer = torch.nn.Linear(4096, 4096, bias=False, device="cuda", dtype=torch.bfloat16)
+    plain = seconds(lambda: step(layer, None))
+    print(f"step of torch.nn.Linear: {plain * 1e6:.0f} us", flush=True)
+    layer = quire.Linear(4096, 4096, bias=False, device="cuda", dtype=torch.bfloat16)
+
+    def of(recipe: str) -> str:
+        took = seconds(lambda: step(layer, recipe))
+        return f"{took * 1e6:.0f} us, {plain / took:.3f} of torch.nn.Linear's speed"
+
+    for recipe in ("fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"):
+        line(f"step of quire.Linear {recipe}", lambda r=recipe: of(r))
+
+
+def main() -> None:
+    quantizers()
+    layers()
+    for rows, outputs, inputs in ((4096, 4096, 4096), (8192, 8192, 8192), (1, 8192, 16384), (16, 8192, 16384)):
+        products(rows, outputs, inputs)
+    for rows in (4, 64, 512):
+        products(rows, 8192, 16384)
 
 
 if __name__ == "__main__":
