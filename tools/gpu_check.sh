@@ -68,13 +68,14 @@ cublaslt=$(python3 -c 'import pathlib, torch; print(pathlib.Path(torch.__file__)
 # Cases that want a GPU fail where PyTorch finds none.
 export QUIRE_REQUIRE_CUDA=1
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:$cublaslt:${LD_LIBRARY_PATH:-}
-of_the_emulator='*Emulator*:*Faults*:*Features*:*Gate*:*Mutations*:*Orders*:*/Tensor*'
+of_the_emulator='*Emulator*:*Faults*:*Features*:*Functions*:*Gate*:*Mutations*:*Orders*:*/Tensor*'
 kernels=("$build/tests/cuda/test_cuda" --gtest_brief=1 "--gtest_filter=-$of_the_emulator")
 # A kernel that reads beyond its memory breaks the context of its process: several of them share the tests.
 # shards COUNT COMMAND...: the command that runs them.
 shards() {
   printf '%s\n' bash -c 'seq 0 $(($0 - 1)) | xargs -P "$0" -I {} env GTEST_TOTAL_SHARDS=$0 GTEST_SHARD_INDEX={} "$@"' "$@"
 }
+references=QUIRE_KERNEL=gemm:reference,matmul:reference
 tests=(python3 -m pytest -q --tb=short --device cuda)
 quick=("${tests[@]}" -n 5 --quick --maxfail=150 tests/python tests/quire_torch)
 mapfile -t of_kernels < <(shards 4 QUIRE_CUDA_TESTS=gpu "${kernels[@]}")
@@ -84,10 +85,10 @@ export OMP_NUM_THREADS=2
 begin "kernels against the CPU" 150 "${of_kernels[@]}"
 begin "what is installed" 60 python3 -m quire.info
 begin "golden vectors of quantizers" 120 python3 -m quire.info --check --device cuda
-# decode32 has the bound that the tests have; rows that sum by tensor cores have others (docs/numerics.md 7.6).
-begin "golden vectors, operators and layers, products by decode32" 150 QUIRE_KERNEL=gemm:decode32 "${quick[@]}"
+# Many tests compare with the CPU or with other sizes of a batch, bit for bit: the reference has the CPU's reference's.
+begin "golden vectors, operators and layers, products by the reference" 150 "$references" "${quick[@]}"
 begin "the same, products by the rows that come first" 150 "${quick[@]}"
-begin "ranks that share the GPU, and NCCL" 150 "${tests[@]}" tests/python/distributed/test_ranks_on_a_device.py
+begin "ranks that share the GPU, and NCCL" 150 "$references" "${tests[@]}" tests/python/distributed/test_ranks_on_a_device.py
 finish
 unset OMP_NUM_THREADS
 

@@ -118,7 +118,10 @@ class CudaDevice::Emulated final : public cuda::Driver {
   bool capturing(int, void*) override { return false; }
 
   /// To be called when the memory has been cleared.
-  void renew() { faults_ = new (memory_.allocate(sizeof(FaultRecord))) FaultRecord{}; }
+  void renew() {
+    auto* const claim = new (memory_.allocate(sizeof(uint32_t))) uint32_t{0};
+    faults_ = new (memory_.allocate(sizeof(FaultRecord))) FaultRecord{.claim = claim};
+  }
 
   using Programs = std::map<std::string, emulator::Program>;
 
@@ -165,7 +168,9 @@ class CudaDevice::Gpu final : public cuda::Driver {
   bool capturing(int index, void* stream) override { return cuda::nvidia_driver().capturing(index, stream); }
 
   void synchronize() const {
-    expect_success(driver_function<decltype(cuCtxSynchronize)>("cuCtxSynchronize")(), "cuCtxSynchronize");
+    cuda::nvidia_driver().within(host(), [] {
+      expect_success(driver_function<decltype(cuCtxSynchronize)>("cuCtxSynchronize")(), "cuCtxSynchronize");
+    });
   }
 
   uint64_t launches = 0;

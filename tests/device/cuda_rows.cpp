@@ -30,7 +30,10 @@ namespace testdevice {
 namespace {
 
 /// Records of faults, which kernels write and the host reads.
-std::array<quire::FaultRecord, kDevices> records;
+struct Record : quire::FaultRecord {
+  Record() { claim = &own_claim; }
+};
+std::array<Record, kDevices> records;
 
 /// Memory as a kernel sees it: what is lent, by its device address.
 class KernelMemory final : public quire::emulator::Memory {

@@ -79,7 +79,7 @@ TEST(Fault, OfManyThreadsIsWholeAndToldToOneReader) {
     --running;
   };
   const auto reader = [&] {
-    while (running > 0 || std::atomic_ref(record.taken).load() != 0) {
+    while (running > 0 || std::atomic_ref(record.own_claim).load() != std::atomic_ref(record.heard).load()) {
       try {
         raise_reported(record);
         std::this_thread::yield();

@@ -66,14 +66,24 @@ TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
 }
 
 TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
-  EXPECT_EQ(forced_kernel("", "gemm"), "");
-  EXPECT_EQ(forced_kernel("quantize:reference", "quantize"), "reference");
-  EXPECT_EQ(forced_kernel("quantize:reference", "gemm"), "");
-  EXPECT_EQ(forced_kernel("quantize:reference,gemm:generic", "gemm"), "generic");
-  EXPECT_EQ(forced_kernel("gemm:int8", "column_sum"), "") << "a product of one kind does not refuse a bias gradient";
+  EXPECT_EQ(forced_kernel("", "gemm", "cpu"), "");
+  EXPECT_EQ(forced_kernel("quantize:reference", "quantize", "cpu"), "reference");
+  EXPECT_EQ(forced_kernel("quantize:reference", "gemm", "cpu"), "");
+  EXPECT_EQ(forced_kernel("quantize:reference,gemm:generic", "gemm", "cpu"), "generic");
+  EXPECT_EQ(forced_kernel("gemm:int8", "column_sum", "cpu"), "") << "a product of one kind does not refuse a bias gradient";
   for (const std::string_view wrong :
        {"reference", "gemm", "gemm:", ":generic", "quantise:reference", "gemm:a,,", "gemm:a;b:c,d"})
-    EXPECT_THROW(forced_kernel(wrong, "gemm"), Error) << wrong;
+    EXPECT_THROW(forced_kernel(wrong, "gemm", "cpu"), Error) << wrong;
+}
+
+TEST(KernelChoice, TheSettingCanBeThatOfOneDevice) {
+  EXPECT_EQ(forced_kernel("cpu:gemm:generic", "gemm", "cpu"), "generic");
+  EXPECT_EQ(forced_kernel("cpu:gemm:generic", "gemm", "cuda"), "");
+  EXPECT_EQ(forced_kernel("gemm:reference,cpu:gemm:generic", "gemm", "cpu"), "generic");
+  EXPECT_EQ(forced_kernel("gemm:reference,cpu:gemm:generic", "gemm", "cuda"), "reference");
+  EXPECT_EQ(forced_kernel("cpu:gemm:generic", "quantize", "cpu"), "");
+  for (const std::string_view wrong : {"cpu:gemm", "cpu:gemm:", "cpu:matmult:generic", "gpu:gemm:generic", "::"})
+    EXPECT_THROW(forced_kernel(wrong, "gemm", "cpu"), Error) << wrong;
 }
 
 TEST(KernelChoice, OfTwoOperationsOneCanBeForced) {
@@ -84,8 +94,8 @@ TEST(KernelChoice, OfTwoOperationsOneCanBeForced) {
                                    {"permute", "unpermute"},
                                    {"unpermute", "unpermute_dot"}})
     for (const auto& [forced, left] : {std::pair{one, other}, {other, one}}) {
-      EXPECT_EQ(forced_kernel(text(forced, ":reference"), forced), "reference");
-      EXPECT_EQ(forced_kernel(text(forced, ":reference"), left), "") << left << " is forced with " << forced;
+      EXPECT_EQ(forced_kernel(text(forced, ":reference"), forced, "cpu"), "reference");
+      EXPECT_EQ(forced_kernel(text(forced, ":reference"), left, "cpu"), "") << left << " is forced with " << forced;
     }
 }
 

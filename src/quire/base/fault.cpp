@@ -82,8 +82,8 @@ std::string describe(std::string_view operation, ValueRule rule, const Fault& fa
 }
 
 void report(FaultRecord& record, std::string_view operation, ValueRule rule, const Fault& fault) {
-  uint32_t expected = 0;
-  if (!atomic(record.taken).compare_exchange_strong(expected, 1)) return;
+  uint32_t heard = atomic(record.heard).load(std::memory_order_acquire);
+  if (!atomic(record.claim ? *record.claim : record.own_claim).compare_exchange_strong(heard, heard + 1)) return;
   record.fault = fault;
   record.operation = {};
   operation.copy(record.operation.data(), record.operation.size() - 1);
@@ -92,11 +92,11 @@ void report(FaultRecord& record, std::string_view operation, ValueRule rule, con
 
 void raise_reported(FaultRecord& record) {
   if (atomic(record.rule).load(std::memory_order_relaxed) == 0) return;
-  // Whoever takes the rule has the record, in which nobody writes before `taken` is 0 again.
+  // Whoever takes the rule has the record, in which nobody writes before this fault counts as heard.
   const auto rule = static_cast<ValueRule>(atomic(record.rule).exchange(0, std::memory_order_acquire));
   if (rule == ValueRule::none) return;
   const FaultError error(record.operation.data(), rule, record.fault);
-  atomic(record.taken).store(0, std::memory_order_release);
+  atomic(record.heard).fetch_add(1, std::memory_order_release);
   throw error;
 }
 

@@ -41,13 +41,18 @@ struct Fault {
 };
 
 /// Memory of a device that its kernels write and the host reads without waiting, such as pinned memory. Plain data. Of
-/// kernels that report at the same time one is heard: the one that changes `taken` from 0 to 1 (atomicCAS). It writes
-/// the fault and the operation, then makes them visible to the host (__threadfence_system), then writes `rule`.
+/// kernels that report at the same time one is heard: the one that changes the claim from `heard` to `heard + 1`
+/// (atomicCAS). It writes the fault and the operation, then makes them visible to the host (__threadfence_system), then
+/// writes `rule`.
 struct FaultRecord {
   static constexpr size_t kOperation = 128;
 
-  uint32_t taken = 0;
-  uint32_t rule = 0;  ///< a ValueRule; not `none`: the rest is complete
+  uint32_t heard = 0;  ///< faults that the host has raised; the host alone writes it
+  uint32_t rule = 0;   ///< a ValueRule; not `none`: the rest is complete
+  uint32_t own_claim = 0;
+  /// The claim, in memory of the device. A GPU's atomic operation on memory of the host is an error where the bus does
+  /// not carry it. Null: own_claim, of kernels that run on threads of this process.
+  uint32_t* claim = nullptr;
   Fault fault = {};
   std::array<char, kOperation> operation = {};  ///< ends with 0; longer ones are cut
 };

@@ -29,8 +29,11 @@ struct Library {
   decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
   decltype(&cuStreamIsCapturing) is_capturing = nullptr;
   decltype(&cuMemHostAlloc) host_alloc = nullptr;
+  decltype(&cuMemAlloc) allocate = nullptr;
   decltype(&cuMemsetD8Async) memset_async = nullptr;
   decltype(&cuMemcpyDtoHAsync) copy_to_host = nullptr;
+  decltype(&cuStreamCreate) create_stream = nullptr;
+  decltype(&cuStreamDestroy) destroy_stream = nullptr;
   decltype(&cuStreamSynchronize) wait_for_stream = nullptr;
   decltype(&cuLibraryLoadData) library_load = nullptr;
   decltype(&cuLibraryGetKernel) library_kernel = nullptr;
@@ -49,6 +52,8 @@ struct Library {
     find(device_attribute, "cuDeviceGetAttribute"), find(retain_primary, "cuDevicePrimaryCtxRetain");
     find(get_current, "cuCtxGetCurrent"), find(set_current, "cuCtxSetCurrent");
     find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode"), find(host_alloc, "cuMemHostAlloc");
+    find(allocate, "cuMemAlloc_v2");
+    find(create_stream, "cuStreamCreate"), find(destroy_stream, "cuStreamDestroy_v2");
     find(is_capturing, "cuStreamIsCapturing"), find(memset_async, "cuMemsetD8Async");
     find(copy_to_host, "cuMemcpyDtoHAsync_v2"), find(wait_for_stream, "cuStreamSynchronize");
     find(library_load, "cuLibraryLoadData");
@@ -114,18 +119,20 @@ class Nvidia final : public Driver {
     FaultRecord* faults = nullptr;
   };
 
-  /// A device whose primary context, which is PyTorch's, is current for this long.
+  /// A device whose primary context, which is PyTorch's, is current for this long. A thread that had none keeps it, as
+  /// it does after calls of CUDA's runtime: threads of PyTorch's autograd have none, and to change it twice for each
+  /// launch takes longer than the launch.
   class Current {
    public:
-    Current(Nvidia& driver, int index) : cuda_(driver.cuda_) {
-      const CUcontext wanted = driver.of(index).primary;
+    Current(Nvidia& driver, int index) : Current(driver.cuda_, driver.of(index).primary) {}
+    Current(const Library& cuda, CUcontext wanted) : cuda_(cuda) {
       cuda_.get_current(&before_);
       if (before_ == wanted) return;
-      driver.expect(cuda_.set_current(wanted), "cuCtxSetCurrent");
+      expect(cuda_, cuda_.set_current(wanted), "cuCtxSetCurrent");
       changed_ = true;
     }
     ~Current() {
-      if (changed_) cuda_.set_current(before_);
+      if (changed_ && before_) cuda_.set_current(before_);
     }
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
@@ -151,12 +158,13 @@ class Nvidia final : public Driver {
 
   static constexpr size_t kDevices = 64;
 
-  void expect(CUresult result, std::string_view what) const {
+  static void expect(const Library& cuda, CUresult result, std::string_view what) {
     if (result == CUDA_SUCCESS) return;
     const char* words = nullptr;
-    cuda_.get_error_string(result, &words);
+    cuda.get_error_string(result, &words);
     fail("cuda: ", what, " failed: ", words ? words : "unknown error", " (", static_cast<int>(result), ")");
   }
+  void expect(CUresult result, std::string_view what) const { expect(cuda_, result, what); }
 
   int attribute(CUdevice_attribute which, CUdevice device) const {
     int value = 0;
@@ -187,16 +195,24 @@ class Nvidia final : public Driver {
     known.machine = {.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
                      .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
                      .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)};
-    CUcontext before = nullptr;
-    cuda_.get_current(&before);
-    expect(cuda_.set_current(known.primary), "cuCtxSetCurrent");
-    void* memory = nullptr;
-    const CUresult allocated =
-        cuda_.host_alloc(&memory, sizeof(FaultRecord), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-    cuda_.set_current(before);
-    expect(allocated, "cuMemHostAlloc");
-    known.faults = new (memory) FaultRecord{};
+    const Current current(cuda_, known.primary);
+    known.faults = make_record();
     return known;
+  }
+
+  /// Of the current context. It stays until the process ends.
+  FaultRecord* make_record() const {
+    void* memory = nullptr;
+    expect(cuda_.host_alloc(&memory, sizeof(FaultRecord), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+           "cuMemHostAlloc");
+    CUdeviceptr claim = 0;
+    expect(cuda_.allocate(&claim, sizeof(uint32_t)), "cuMemAlloc");
+    CUstream stream = nullptr;  // the default one may not be used while another one is captured
+    expect(cuda_.create_stream(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    expect(cuda_.memset_async(claim, 0, sizeof(uint32_t), stream), "cuMemsetD8Async");
+    expect(cuda_.wait_for_stream(stream), "cuStreamSynchronize");
+    expect(cuda_.destroy_stream(stream), "cuStreamDestroy");
+    return new (memory) FaultRecord{.claim = reinterpret_cast<uint32_t*>(claim)};
   }
 
   /// More shared memory than every device has for a block is asked for, on each device.

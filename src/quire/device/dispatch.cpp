@@ -1,6 +1,7 @@
 #include "quire/device/dispatch.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace quire {
 namespace {
@@ -18,20 +19,26 @@ struct Names {
 };
 static_assert(ForAllProblems<Names>::distinct(), "a name is forced for one operation alone");
 
+/// What comes before the first `end` of `rest`, or all of it; removes both from `rest`.
+std::string_view until(char end, std::string_view& rest) {
+  const std::string_view found = rest.substr(0, rest.find(end));
+  rest.remove_prefix(std::min(found.size() + 1, rest.size()));
+  return found;
+}
+
 }  // namespace
 
-std::string_view forced_kernel(std::string_view setting, std::string_view op) {
+std::string_view forced_kernel(std::string_view setting, std::string_view op, std::string_view device) {
   std::string_view found;
   for (std::string_view rest = setting; !rest.empty();) {
-    const std::string_view entry = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(entry.size() + 1, rest.size()));
-    const size_t colon = std::min(entry.find(':'), entry.size());
-    const std::string_view entry_op = entry.substr(0, colon);
-    const std::string_view name = entry.substr(std::min(colon + 1, entry.size()));
-    if (ForAllProblems<Names>::count(entry_op) == 0 || name.empty())
-      fail("QUIRE_KERNEL: '", entry, "' in '", setting, "' is not of the form OPERATION:NAME, with an operation of ",
-           ForAllProblems<Names>::joined(), "; correct it or unset QUIRE_KERNEL");
-    if (entry_op == op) found = name;
+    const std::string_view entry = until(',', rest);
+    std::string_view name = entry, of_device, entry_op = until(':', name);
+    if (name.find(':') != name.npos) of_device = std::exchange(entry_op, until(':', name));
+    if (ForAllProblems<Names>::count(entry_op) == 0 || name.empty() || (!of_device.empty() && !find_device(of_device)))
+      fail("QUIRE_KERNEL: '", entry, "' in '", setting, "' is not of the form OPERATION:NAME or DEVICE:OPERATION:NAME, ",
+           "with an operation of ", ForAllProblems<Names>::joined(), " and a device such as cpu or cuda; correct it or ",
+           "unset QUIRE_KERNEL");
+    if (entry_op == op && (of_device.empty() || of_device == device)) found = name;
   }
   return found;
 }

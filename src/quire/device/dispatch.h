@@ -13,20 +13,23 @@
 
 namespace quire {
 
-/// The row that `setting` (the text of QUIRE_KERNEL: `op:NAME`, several separated by commas) forces for `op`; empty if
-/// it forces none. Throws Error if the text is not of that form.
-std::string_view forced_kernel(std::string_view setting, std::string_view op);
-/// The same of the environment, which is read once.
-inline std::string_view forced_kernel(std::string_view op) {
+/// The row that `setting` (the text of QUIRE_KERNEL) forces for `op` on the kind `device`; empty if it forces none.
+/// Entries are `OPERATION:NAME`, of every device, or `DEVICE:OPERATION:NAME`; several are separated by commas, and the
+/// last one counts. Throws Error if the text is not of that form.
+std::string_view forced_kernel(std::string_view setting, std::string_view op, std::string_view device);
+/// The same of the environment, which is read once, and of the context's device.
+inline std::string_view forced_kernel(std::string_view op, const Context& context) {
   static constinit Lazy<const std::string_view> read;
   const std::string_view setting = read.get(&env::kernel);
-  return setting.empty() ? std::string_view() : forced_kernel(setting, op);
+  if (setting.empty()) [[likely]]
+    return {};
+  return forced_kernel(setting, op, (context.device ? context.device : host().device)->name);
 }
 
 /// The kernels that a problem may go to in this context, and the one that is forced.
 template <class Problem>
 Choice<Problem> choice(const Context& context) {
-  return {kernels<Problem>(context), forced_kernel(Problem::kOp)};
+  return {kernels<Problem>(context), forced_kernel(Problem::kOp, context)};
 }
 
 /// Runs a problem that has been checked, and tells the observer.

@@ -22,22 +22,20 @@ def test_quantized_bytes_are_golden(group, golden, device):
     assert sum(count > 0 for count in counts) >= 8 and max(counts) >= 3
 
 
-def test_casts_are_golden(golden, device):
+def test_casts_are_golden(golden):
     every = golden.get("casts/bf16_all")
-    x = torch.arange(65536).to(torch.uint16).view(torch.bfloat16).to(device)
+    x = torch.arange(65536).to(torch.uint16).view(torch.bfloat16)
     hard = golden.get("casts/f32_hard")
     for format in ("e4m3", "e5m2", "e2m1"):
-        assert same_arrays(every[format], quire.debug.cast(x, format).cpu().numpy())
-        assert same_arrays(
-            hard[format], quire.debug.cast(torch.from_numpy(hard["x"].copy()).to(device), format).cpu().numpy()
-        )
+        assert same_arrays(every[format], quire.debug.cast(x, format).numpy())
+        assert same_arrays(hard[format], quire.debug.cast(torch.from_numpy(hard["x"].copy()), format).numpy())
 
 
 @pytest.mark.parametrize("group", ["nvfp4_rht", "rht_butterfly"])
-def test_hadamard_transforms_are_golden(group, golden, tensor_of, device):
+def test_hadamard_transforms_are_golden(group, golden, tensor_of):
     for case in golden.cases(group):
-        got = quire.debug.rht(tensor_of(case, "x"), signs=case.spec["sign_mask"] == "0xD7E8")
-        assert same_arrays(case["rht_bf16"], got.cpu().view(torch.uint16).numpy()), case.id
+        got = quire.debug.rht(tensor_of(case, "x").cpu(), signs=case.spec["sign_mask"] == "0xD7E8")
+        assert same_arrays(case["rht_bf16"], got.view(torch.uint16).numpy()), case.id
 
 
 def test_swizzled_layouts_are_golden_both_ways(golden):

@@ -7,7 +7,9 @@ namespace quire::cuda {
 
 /// Writes the record, unless another fault is in it. Any thread may call it.
 __device__ inline void report(const FaultSite& site, ValueRule rule, const Fault& fault) {
-  if (!site.record || atomicCAS_system(&site.record->taken, 0u, 1u) != 0) return;
+  if (!site.record) return;
+  const uint32_t heard = *const_cast<volatile uint32_t*>(&site.record->heard);
+  if (atomicCAS(site.record->claim, heard, heard + 1) != heard) return;
   site.record->fault = fault;
   for (std::size_t i = 0; i < FaultRecord::kOperation; ++i) {
     site.record->operation[i] = site.operation[i];
