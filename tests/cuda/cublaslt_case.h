@@ -49,10 +49,10 @@ class LtCases : public ProductCases {
   }
 
   /// Why the row refuses; empty if it does not.
-  std::string refusal(const GemmProblem& p) {
+  std::string refusal(const GemmProblem& p, std::string_view name = "cublaslt") {
     for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(twins().device)) {
       Refusal why;
-      if (row.name == "cublaslt") return row.takes(p, twins().device, &why) ? "" : why.why;
+      if (row.name == name) return row.takes(p, twins().device, &why) ? "" : why.why;
     }
     return "there is no such row";
   }

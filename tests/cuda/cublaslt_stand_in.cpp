@@ -68,6 +68,7 @@ struct Side {
   double code(int64_t i, int64_t l) const {
     const int64_t at = lines_are_columns ? i * layout.ld + l : l * layout.ld + i;
     const auto* const bytes = static_cast<const uint8_t*>(data);
+    if (layout.type == lt::kBF16) return static_cast<double>(load_element(data, DType::bf16, at));
     if (layout.type != lt::kE2M1) return static_cast<double>(decode(format_of(layout.type), bytes[at]));
     return static_cast<double>(decode(Format::e2m1, at % 2 == 0 ? bytes[at / 2] & 15 : bytes[at / 2] >> 4));
   }
@@ -100,6 +101,7 @@ struct Side {
     return 4 * static_cast<size_t>(scale_at(lines() - 1, length() - 1) + 1);
   }
   double scale(int64_t i, int64_t l) const {
+    if (!scales) return 1;
     const int64_t at = scale_at(i, l);
     if (mode == lt::kEach16E4M3)
       return static_cast<double>(decode(Format::e4m3, static_cast<const uint8_t*>(scales)[at] & 0x7F));
@@ -128,6 +130,7 @@ struct Product {
   int status(const Machine& machine) const {
     if (a.length() != b.length() || a.lines() != d.rows || b.lines() != d.cols || d.ld < d.rows) return kInvalid;
     const int chip = machine.number();
+    if (a.layout.type == lt::kBF16) return status_in_bf16();
     const bool blocks = a.mode == lt::kEach16E4M3 || a.mode == lt::kEach32E8M0;
     const bool blackwell = chip / 10 == 10 || chip / 10 == 12;
     if (chip < 89 || (blocks && !blackwell)) return kNotSupported;
@@ -156,6 +159,13 @@ struct Product {
   }
 
  private:
+  int status_in_bf16() const {
+    if (b.layout.type != lt::kBF16 || a.mode != lt::kScalar || b.mode != lt::kScalar) return kNotSupported;
+    if (a.scales || b.scales || (d.type != lt::kBF16 && d.type != lt::kF32)) return kNotSupported;
+    for (const lt::LayoutOf* m : {&a.layout, &b.layout, &d})
+      if (!multiple(m->ld * bits_of(m->type), 128)) return kNotSupported;
+    return has_bias() && bias_type() != lt::kBF16 ? kNotSupported : 0;
+  }
   bool transposed(int which) const { return value_of<int32_t>(desc.attributes, which, 0) == 1; }
   const void* scales(int which) const { return value_of<const void*>(desc.attributes, which, nullptr); }
   lt::ScaleMode mode(int which) const {
@@ -245,8 +255,8 @@ int multiply(lt::Handle, lt::Desc desc, const void* alpha, const void* a, lt::La
   if (p.has_bias())
     uses.push_back({"the bias", p.bias(), static_cast<size_t>(p.d.rows * size_of(dtype_of(p.bias_type())))});
   for (const LtUse& use : uses)
-    check(reinterpret_cast<uintptr_t>(use.data) % (use.bytes > 4 ? 16 : 4) == 0, "cuBLASLt: ", use.what,
-          " is not aligned");
+    check(reinterpret_cast<uintptr_t>(use.data) % (use.bytes > 4 || use.what.starts_with("scales") ? 16 : 4) == 0,
+          "cuBLASLt: ", use.what, " is not aligned");
   current->place->run(uses, stream,
                       [work = Work{*desc, *a_layout, *b_layout, *c_layout, *d_layout}, of_host,
                        on_device](std::vector<const void*> where) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "quire/cuda/driver.h"
@@ -20,7 +21,7 @@ struct LtCall {
 
 /// Memory that a product uses.
 struct LtUse {
-  const char* what;
+  std::string_view what;
   const void* data;
   size_t bytes;
   bool written = false;

@@ -19,7 +19,7 @@ TEST(Products, OfTheReferenceHaveTheBitsOfTheCpusForEverySpecOfARecipe) {
 std::vector<std::string_view> quick_rows(ProductCases& cases, const GemmProblem& p) {
   std::vector<std::string_view> found;
   for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device))
-    if (row.name != "reference" && row.name != "decode" && row.name != "cublaslt" && row.takes(p, cases.twins().device))
+    if (row.name != "reference" && row.name != "decode" && !row.name.starts_with("cublaslt") && row.takes(p, cases.twins().device))
       found.push_back(row.name);
   return found;
 }
@@ -95,7 +95,7 @@ TEST(Products, OfARowDoNotDependOnItsBatch) {
     for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device)) {
       const Output o = cases.output(DType::f32, rows, cols);
       const GemmProblem whole{.a = a, .b = b, .out = o.out};
-      if (row.name == "cublaslt" || (row.name == "exact" && !row.takes(whole, cases.twins().device))) continue;
+      if (row.name.starts_with("cublaslt") || (row.name == "exact" && !row.takes(whole, cases.twins().device))) continue;
       const bool few_rows = row.name == "few_rows";
       const MutableMatrix all = product_of(few_rows ? 16 : rows, row.name);
       for (const int64_t few : few_rows ? std::vector<int64_t>{1, 2, 4, 5} : std::vector<int64_t>{1, 17}) {
@@ -121,12 +121,14 @@ TEST(Products, SayWhichRowRuns) {
   };
   EXPECT_EQ(explained("nvfp4", "mxfp8", 16),
             "few_rows: runs\ncublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
+            "cublaslt_bf16: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "decode: not asked, few_rows comes first\nexact: takes 4-bit codes, whose block sums are exact "
             "in any order, but an operand is mxfp8\ndecode32: not asked, few_rows comes first\n"
             "reference: not asked, few_rows comes first\n");
   EXPECT_EQ(explained("nvfp4", "mxfp8", 17),
             "few_rows: takes at most 16 rows of a, which can have 17; decode reads their codes less often\n"
             "cublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
+            "cublaslt_bf16: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "decode: runs\nexact: takes 4-bit codes, whose block sums are exact in any order, but an operand is mxfp8\n"
             "decode32: not asked, decode comes first\n"
             "reference: not asked, decode comes first\n");

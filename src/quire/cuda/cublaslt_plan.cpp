@@ -179,13 +179,8 @@ void run_product(const ProductShape& shape, const ProductMemory& memory, const C
   const Description product(shape, memory);
   Status status = product.status;
   status.then(plan.status);
-  void* workspace = nullptr;
-  if (plan.workspace > 0) {
-    constexpr uintptr_t alignment = 256;
-    const auto bytes = static_cast<int64_t>(plan.workspace + alignment);
-    const auto lent = reinterpret_cast<uintptr_t>(lend<uint8_t>(context, bytes));
-    workspace = reinterpret_cast<void*>((lent + alignment - 1) / alignment * alignment);
-  }
+  void* const workspace =
+      plan.workspace > 0 ? lend_aligned(context, static_cast<int64_t>(plan.workspace), 256) : nullptr;
   if (status.first() == lt::kSuccess)
     driver().within(context, [&] {
       status.then(functions().Matmul(plan.handle, product.desc, memory.alpha, memory.a, product.a, memory.b, product.b,

@@ -10,6 +10,10 @@ namespace {
 
 constinit const Kernel kArrangeScales{"cublaslt", "arrange_scales"};
 constinit const Kernel kProductFactors{"cublaslt", "product_factors"};
+constinit const Kernel kBf16Operand{"cublaslt", "bf16_operand"};
+
+/// Outputs of a product in bfloat16, along either side.
+constexpr int64_t kFewestBf16Lines = 128;
 
 constexpr bool has_fp8(int chip) { return chip >= 89; }
 constexpr bool is_hopper(int chip) { return chip == 90; }
@@ -118,23 +122,40 @@ lt::Type type_of(Format element) {
 }
 
 /// How cuBLASLt sees an operand. Its A is transposed where lines run along memory, its B where they do not.
-ProductOperand seen(const Operand& o, bool is_a) {
+ProductOperand seen(const Operand& o, bool is_a, lt::Type type) {
   const bool against = blocks_first(o.spec, o.direction);
   const int64_t rows = against ? o.outer : o.contraction, cols = against ? o.contraction : o.outer;
-  const bool squares = o.spec.family == Family::fp8_block && o.spec.square;
-  return {.codes = {type_of(o.spec.element), rows, cols, rows},
-          .transposed = is_a != against,
-          .scales = squares ? lt::kEach128x128 : served(o.spec.family)->scales};
+  return {.codes = {type, rows, cols, rows}, .transposed = is_a != against};
 }
 
-bool is_nvfp4(const GemmProblem& p) { return p.a.spec.family == Family::nvfp4; }
+ProductOperand seen(const Operand& o, bool is_a) {
+  ProductOperand codes = seen(o, is_a, type_of(o.spec.element));
+  const bool squares = o.spec.family == Family::fp8_block && o.spec.square;
+  codes.scales = squares ? lt::kEach128x128 : served(o.spec.family)->scales;
+  return codes;
+}
+
+/// A product of these A and B, in cuBLASLt's terms.
+ProductShape shape_of(const GemmProblem& p, const ProductOperand& a, const ProductOperand& b) {
+  return {.a = a,
+          .b = b,
+          .d = {type_of(p.out.dtype), p.out.cols, p.out.rows, p.out.row_stride},
+          .bias = p.bias ? std::optional(type_of(p.bias_dtype)) : std::nullopt};
+}
 
 ProductShape shape_of(const GemmProblem& p) {
-  return {.a = seen(p.b, true),
-          .b = seen(p.a, false),
-          .d = {type_of(p.out.dtype), p.out.cols, p.out.rows, p.out.row_stride},
-          .bias = p.bias ? std::optional(type_of(p.bias_dtype)) : std::nullopt,
-          .factors = is_nvfp4(p)};
+  ProductShape shape = shape_of(p, seen(p.b, true), seen(p.a, false));
+  shape.factors = p.a.spec.family == Family::nvfp4;
+  return shape;
+}
+
+/// Whether an operand has a factor that no block changes.
+bool has_factor(const Operand& o) { return o.spec.row().scope == Scope::tensor || o.spec.row().has_amax; }
+
+ProductShape shape_in_bf16(const GemmProblem& p) {
+  ProductShape shape = shape_of(p, seen(p.b, true, lt::kBF16), seen(p.a, false, lt::kBF16));
+  shape.factors = has_factor(p.a) || has_factor(p.b);
+  return shape;
 }
 
 constexpr float kOne = 1, kZero = 0;
@@ -152,13 +173,24 @@ ProductMemory memory_of(const GemmProblem& p) {
           .beta = p.addend ? &kOne : &kZero};
 }
 
+/// Without scales, which the numbers have in them.
+ProductMemory memory_in_bf16(const GemmProblem& p) {
+  ProductMemory memory = memory_of(p);
+  memory.a_scales = memory.b_scales = nullptr;
+  return memory;
+}
+
 /// An operand's scales in the order that cuBLASLt reads: their own memory where they are in it.
 const void* arranged(const Operand& o, const Context& context) {
   const FamilyRow& row = o.spec.row();
-  if (row.scope != Scope::block || o.spec.swizzled) return o.scale;
-  const int64_t blocks = ceil_div(o.contraction, row.block);
+  const bool of_tensor = row.scope == Scope::tensor;
+  if (of_tensor ? is_aligned(o.scale) : row.scope != Scope::block || o.spec.swizzled) return o.scale;
+  const int64_t blocks = block_count(o.spec, o.contraction);
   ScalesJob job{.from = o, .entries = round_up(blocks, kSwizzleCols)};
-  if (row.scale != ScaleKind::f32) {
+  if (of_tensor) {
+    job.lines = job.entries = 1;
+    job.to = lend_aligned(context, sizeof(float), kProductAlignment);
+  } else if (row.scale != ScaleKind::f32) {
     job.lines = round_up(o.outer, kSwizzleRows);
     job.to = lend<uint8_t>(context, job.lines * job.entries);
   } else {
@@ -170,11 +202,55 @@ const void* arranged(const Operand& o, const Context& context) {
   return job.to;
 }
 
+bool refuses_library(Refusal* refusal) {
+  return refused_here(refusal, "cuBLASLt (libcublasLt.so.13 or .12) is not on this machine");
+}
+
+bool refuses_shape(const ProductShape& shape, const ProductMemory& memory, const Context& context, Refusal* refusal) {
+  const int status = plan_of(shape, memory, context).status;
+  return status != lt::kSuccess &&
+         refused(refusal, "cuBLASLt ", version_text(driver().machine(context.index).cublaslt),
+                 " offers no algorithm for this product (status ", status, ")");
+}
+
+/// Multiplies sums by the operands' factors.
+void add_factors(ProductMemory& memory, const GemmProblem& p, const Context& context) {
+  const FactorsJob job{.a = p.a, .b = p.b, .has_addend = p.addend != nullptr, .to = lend<float>(context, 2)};
+  launch(kProductFactors, grid_of(1, 1), job, context);
+  memory.alpha = job.to, memory.beta = job.to + 1;
+}
+
+/// Rules of an operand that is decoded.
+bool refuses_decoding(const Operand& o, Refusal* refusal) {
+  const FamilyRow& row = o.spec.row();
+  if (o.spec.interleaved) return refused(refusal, "takes no interleaved codes");
+  if (row.scope == Scope::row || o.spec.row_scaled)
+    return refused(refusal, "takes one factor for all sums, but lines of ", o.spec, " have their own");
+  if (row.scope == Scope::block && !has_byte_scales(o.spec))
+    return refused(refusal, "takes codes whose product with their scale is exact in bfloat16, but ", o.what, " is ",
+                   o.spec);
+  const int64_t along = blocks_first(o.spec, o.direction) ? o.outer : o.contraction;
+  constexpr int64_t multiple = 16;
+  if (along % multiple != 0)
+    return refused(refusal, "takes rows of a multiple of ", multiple, " codes, but those of ", o.what, " have ", along);
+  return !is_aligned(o.data) && refused(refusal, "takes memory that begins at multiples of ", kProductAlignment,
+                                        " bytes, but that of ", o.what, " does not");
+}
+
+/// In memory of the workspace, in the order that the codes have.
+const void* in_bf16(const Operand& o, const Context& context) {
+  const int64_t bytes = times(times(o.outer, o.contraction), size_of(DType::bf16));
+  const Bf16Job job{.from = o, .to = lend_aligned(context, bytes, kProductAlignment)};
+  const int64_t rows = blocks_first(o.spec, o.direction) ? o.contraction : o.outer;
+  launch(kBf16Operand, grid_of(rows * kBf16Threads, kBf16Threads), job, context);
+  return job.to;
+}
+
 }  // namespace
 
 bool refuses_cublaslt(const GemmProblem& p, const Context& context, Refusal* refusal) {
   const Machine machine = driver().machine(context.index);
-  if (machine.cublaslt == 0) return refused_here(refusal, "cuBLASLt (libcublasLt.so.13 or .12) is not on this machine");
+  if (machine.cublaslt == 0) return refuses_library(refusal);
   const Served* const row = served(p.a.spec.family);
   if (!row) return refused(refusal, "takes no ", p.a.spec);
   if (refuses_machine(*row, machine, refusal)) return true;
@@ -182,20 +258,34 @@ bool refuses_cublaslt(const GemmProblem& p, const Context& context, Refusal* ref
   if (refuses_specs(p, refusal) || refuses_sizes(p, *row, refusal) || refuses_output(p, refusal) ||
       refuses_transposed(p, machine, refusal))
     return true;
-  const int status = plan_of(shape_of(p), memory_of(p), context).status;
-  return status != lt::kSuccess && refused(refusal, "cuBLASLt ", version_text(machine.cublaslt),
-                                           " offers no algorithm for this product (status ", status, ")");
+  return refuses_shape(shape_of(p), memory_of(p), context, refusal);
 }
 
 void gemm_cublaslt(const GemmProblem& p, const Context& context) {
   ProductMemory memory = memory_of(p);
   memory.a_scales = arranged(p.b, context), memory.b_scales = arranged(p.a, context);
-  if (is_nvfp4(p)) {
-    FactorsJob job{.a = p.a, .b = p.b, .has_addend = p.addend != nullptr, .to = lend<float>(context, 2)};
-    launch(kProductFactors, grid_of(1, 1), job, context);
-    memory.alpha = job.to, memory.beta = job.to + 1;
-  }
-  run_product(shape_of(p), memory, context);
+  const ProductShape shape = shape_of(p);
+  if (shape.factors) add_factors(memory, p, context);
+  run_product(shape, memory, context);
+}
+
+bool refuses_cublaslt_bf16(const GemmProblem& p, const Context& context, Refusal* refusal) {
+  const Machine machine = driver().machine(context.index);
+  if (machine.cublaslt == 0) return refuses_library(refusal);
+  if (p.in_groups()) return refused(refusal, "takes one product, but the problem has groups");
+  if (p.out.rows < kFewestBf16Lines || p.out.cols < kFewestBf16Lines || p.a.contraction == 0)
+    return refused(refusal, "takes at least ", kFewestBf16Lines, " rows and columns, but there are ", p.out.rows,
+                   " and ", p.out.cols, "; to decode an operand takes longer than it saves below");
+  if (refuses_decoding(p.a, refusal) || refuses_decoding(p.b, refusal) || refuses_output(p, refusal)) return true;
+  return refuses_shape(shape_in_bf16(p), memory_in_bf16(p), context, refusal);
+}
+
+void gemm_cublaslt_bf16(const GemmProblem& p, const Context& context) {
+  ProductMemory memory = memory_in_bf16(p);
+  memory.a = in_bf16(p.b, context), memory.b = in_bf16(p.a, context);
+  const ProductShape shape = shape_in_bf16(p);
+  if (shape.factors) add_factors(memory, p, context);
+  run_product(shape, memory, context);
 }
 
 }  // namespace quire::cuda

@@ -101,8 +101,9 @@ bool takes_large_tiles(const GemmProblem& p, const Context& context) {
 // there too nothing depends on other rows. cublaslt sums as the chip does (7.6). exact gives the bits of few_rows, for
 // 4-bit operands. It stands behind decode because adding every block in float32 takes about as many instructions again
 // as decoding the codes. The reference sums in double.
-constinit const Rows<GemmProblem, 6> kGemm{{{"few_rows", refuses_few_rows, gemm_few_rows},
+constinit const Rows<GemmProblem, 7> kGemm{{{"few_rows", refuses_few_rows, gemm_few_rows},
                                             {"cublaslt", refuses_cublaslt, gemm_cublaslt},
+                                            {"cublaslt_bf16", refuses_cublaslt_bf16, gemm_cublaslt_bf16},
                                             {"decode", nullptr, gemm_decode},
                                             {"exact", refuses_exact, gemm_exact},
                                             {"decode32", nullptr, gemm_decode32},

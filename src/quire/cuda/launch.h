@@ -47,4 +47,11 @@ T* lend(const Context& context, int64_t count) {
   return static_cast<T*>(context.workspace->allocate(std::max<int64_t>(count, 1) * static_cast<int64_t>(sizeof(T))));
 }
 
+/// The same, beginning at a multiple of `alignment` bytes.
+inline void* lend_aligned(const Context& context, int64_t bytes, int64_t alignment) {
+  const auto lent = reinterpret_cast<uintptr_t>(lend<uint8_t>(context, bytes + alignment));
+  const auto to = static_cast<uintptr_t>(alignment);
+  return reinterpret_cast<void*>((lent + to - 1) / to * to);
+}
+
 }  // namespace quire::cuda

@@ -17,7 +17,7 @@ extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
 
 // gemm.cpp
-extern const Rows<GemmProblem, 6> kGemm;
+extern const Rows<GemmProblem, 7> kGemm;
 
 // matmul.cpp
 extern const Rows<MatmulProblem, 5> kMatmul;

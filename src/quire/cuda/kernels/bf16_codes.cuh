@@ -67,6 +67,11 @@ class Bf16Decoder {
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
   }
 
+  /// The byte of a scale, in the bits of bfloat16.
+  __device__ uint32_t scale_bits(uint32_t byte) const {
+    return upper(kind_ == ScaleKind::e8m0 ? e8m0_value(static_cast<uint8_t>(byte)) : Decoder(kBlockScaleFormat)(byte));
+  }
+
  private:
   /// Of a code in the upper bits of each half: its sign is in place, and its magnitude becomes that of a small number.
   __device__ uint32_t numbers(uint32_t codes, uint32_t magnitudes) const {
@@ -80,9 +85,6 @@ class Bf16Decoder {
       return (code & 0x80u) << 8 | (magnitude == infinite_ ? 0x7F80u : 0x7FC0u);
     };
     pair = special(low, pair & 0xFFFFu) | special(high, pair >> 16) << 16;
-  }
-  __device__ uint32_t scale_bits(uint32_t byte) const {
-    return upper(kind_ == ScaleKind::e8m0 ? e8m0_value(static_cast<uint8_t>(byte)) : Decoder(kBlockScaleFormat)(byte));
   }
   /// Of a number of bfloat16, as float32.
   static __device__ uint32_t upper(float x) { return std::bit_cast<uint32_t>(x) >> 16; }
