@@ -88,6 +88,7 @@ begin "golden vectors of quantizers" 120 python3 -m quire.info --check --device 
 # Many tests compare with the CPU or with other sizes of a batch, bit for bit: the reference has the CPU's reference's.
 begin "golden vectors, operators and layers, products by the reference" 150 "$references" "${quick[@]}"
 begin "the same, products by the rows that come first" 150 "${quick[@]}"
+begin "features in every way to run them" 170 "${tests[@]}" -n 5 --maxfail=60 tests/python/test_every_way.py
 begin "ranks that share the GPU, and NCCL" 150 "$references" "${tests[@]}" tests/python/distributed/test_ranks_on_a_device.py
 finish
 unset OMP_NUM_THREADS

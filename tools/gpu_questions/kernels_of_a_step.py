@@ -19,6 +19,11 @@ def step(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor, recipe: str)
     torch.autograd.grad(y, [x, *layer.parameters()], dy)
 
 
+def plain_step(layer: torch.nn.Module, x: torch.Tensor) -> None:
+    y = layer(x)
+    torch.autograd.grad(y, [x, *layer.parameters()], y.detach())
+
+
 def kernels(recipe: str) -> None:
     layer = quire.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
     x, dy = (torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -34,6 +39,22 @@ def kernels(recipe: str) -> None:
     for event in sorted(found.key_averages(), key=lambda e: -e.self_device_time_total):
         if event.self_device_time_total > 0:
             print(f"  {event.self_device_time_total / 3:8.0f} us  {event.count / 3:4.1f} x {event.key[:90]}")
+
+
+def calls_of_the_host(recipe: str) -> None:
+    """Which calls of PyTorch and of the driver a small step's time of the host goes to."""
+    layer = quire.Linear(256, 256, device="cuda", dtype=torch.bfloat16)
+    x, dy = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x.requires_grad_()
+    for _ in range(3):
+        step(layer, x, dy, recipe)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for _ in range(10):
+            step(layer, x, dy, recipe)
+    print(f"{recipe}, calls of the host in one small step:")
+    for event in sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)[:16]:
+        print(f"  {event.self_cpu_time_total / 10:6.1f} us  {event.count / 10:4.1f} x {event.key[:90]}")
 
 
 def host(recipe: str) -> None:
@@ -63,12 +84,15 @@ def main() -> None:
     x = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         print(f"torch.nn.Linear, host time of a forward pass without gradients: {best(lambda: plain(x)):.1f} us")
+    x.requires_grad_()
+    print(f"torch.nn.Linear, host time of a training step: {best(lambda: plain_step(plain, x)):.1f} us")
     for recipe in ("fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"):
         for measure in (host, kernels):
             try:
                 measure(recipe)
             except Exception as error:  # the others are measured all the same
                 print(f"{recipe}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    calls_of_the_host("fp8_current")
 
 
 if __name__ == "__main__":

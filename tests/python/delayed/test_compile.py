@@ -70,6 +70,19 @@ def test_batches_of_any_size_share_a_graph_and_the_state(compiler, place):
     assert same(found, expected) and compiler.graphs == 1
 
 
+@pytest.mark.parametrize("make", [quire.LayerNormLinear, quire.LayerNormMLP])
+def test_a_norm_whose_scale_is_a_view_of_a_state_with_symbolic_sizes_is_one_graph(compiler, make):
+    torch.manual_seed(0)
+    eager = make(48, 32)
+    model = copy.deepcopy(eager)
+    compiled = compiler(model, dynamic=True)
+    for tokens in (13, 5, 33):
+        x = varied(tokens, tokens, 48)
+        with delayed():
+            assert same([compiled(x)], [eager(x)])
+    assert compiler.graphs == 1
+
+
 @pytest.mark.parametrize(
     "backend", ["inductor"]
 )  # "aot_eager" writes state by copy_, which bumps the version of bwd_amax
