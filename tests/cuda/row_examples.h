@@ -29,6 +29,17 @@ struct Examples {
             .x = cases.matrix(DType::f32, 40, 96),
             .rowwise = static_cast<float*>(result(4))};
   }
+  DequantizeProblem dequantize(const char* spec, Direction direction) {
+    const Operand from = cases.operand(spec, direction, 96, 64);
+    return {.spec = from.spec,
+            .direction = direction,
+            .rows = direction == kRows ? 96 : 64,
+            .cols = direction == kRows ? 64 : 96,
+            .data = from.data,
+            .scale = from.scale,
+            .amax = from.amax,
+            .out = matrix(DType::bf16, 96, 64)};
+  }
   GemmProblem gemm(const char* a, const char* b, int64_t m) {
     return {
         .a = cases.operand(a, kRows, m, 96), .b = cases.operand(b, kRows, 24, 96), .out = matrix(DType::bf16, m, 24)};
@@ -127,6 +138,8 @@ void each_example(ProductCases& cases, const Each& each) {
   };
   for (const char* spec : {"mxfp8", "nvfp4:rht:sr", "fp8_tensor"}) with([&](Examples& e) { return e.quantize(spec); });
   with([](Examples& e) { return e.amax(); });
+  with([](Examples& e) { return e.dequantize("nvfp4", kRows); });
+  with([](Examples& e) { return e.dequantize("mxfp8", kColumns); });
   for (const int64_t rows : {1, 40}) with([&](Examples& e) { return e.gemm("mxfp8", "mxfp8", rows); });
   with([](Examples& e) { return e.gemm("nvfp4", "nvfp4", 40); });
   with([](Examples& e) { return e.matmul("nvfp4", DType::bf16, 40, true); });

@@ -79,9 +79,9 @@ TEST_F(SelfCheck, ComparesEachRowOfTheTablesOnceForAKindOfProblemAndADevice) {
   });
   EXPECT_EQ(warnings, std::vector<std::string>());
   for (const char* row :
-       {"quantize:tiles", "amax:tiles", "gemm:few_rows", "gemm:decode32", "matmul:tiles", "matmul:tiles32",
-        "norm:vector", "norm_grad:vector", "activation:vector", "activation_grad:vector", "route:warp",
-        "route_grad:warp", "limit_capacity:block", "expert_rows:block"})
+       {"quantize:tiles", "amax:tiles", "dequantize:vector", "gemm:few_rows", "gemm:decode32", "matmul:tiles",
+        "matmul:tiles32", "norm:vector", "norm_grad:vector", "activation:vector", "activation_grad:vector",
+        "route:warp", "route_grad:warp", "limit_capacity:block", "expert_rows:block"})
     EXPECT_TRUE(compared.contains(row)) << row;
 }
 
@@ -339,6 +339,8 @@ TEST_F(SelfCheck, LeavesNoMutantOfAKernelItsResults) {
   };
   with("tiles_fp8", "mxfp8_bf16", [](Examples& e) { return e.quantize(); });
   with("tiles_fp4", "nvfp4_f32", [](Examples& e) { return e.quantize("nvfp4", DType::f32); });
+  with("dequantize_vector", "dequantize_along", [](Examples& e) { return e.dequantize("nvfp4", kRows); });
+  with("dequantize_vector", "dequantize_across", [](Examples& e) { return e.dequantize("mxfp8", kColumns); });
   with("pointwise_vector", "norm_vector", [](Examples& e) { return e.norm(); });
   with("pointwise_vector", "activation_vector", [](Examples& e) { return e.activation(); });
   with("route", "route_warps", [](Examples& e) { return e.route(); });

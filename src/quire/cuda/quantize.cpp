@@ -11,7 +11,6 @@ namespace {
 
 constinit const Kernel kMeasureAmax{"quantize", "measure_amax"};
 constinit const Kernel kQuantizeAny{"quantize", "quantize_any"};
-constinit const Kernel kDequantizeAny{"quantize", "dequantize_any"};
 constinit const Kernel kReorderAny{"quantize", "reorder"};
 
 /// Threads for the parts of a direction of a matrix, or of the largest of groups: all rows at most.
@@ -69,14 +68,6 @@ void amax(const AmaxProblem& p, const Context& context) {
   }
 }
 
-void dequantize_reference(const DequantizeProblem& p, const Context& context) {
-  const Places groups =
-      place_groups(p.groups, p.rows, FlatGroups{p.spec, p.direction, p.cols, p.room, p.what}, context);
-  zero_beyond(p.out, groups, context);
-  launch(kDequantizeAny, with_groups(grid_of(p.out.rows * p.out.cols), groups.count), DequantizeJob{p, groups},
-         context);
-}
-
 void reorder(const ReorderProblem& p, const Context& context) {
   const QuantSpec to = p.from.spec.reordered();
   const Operand& from = p.from;
@@ -99,14 +90,9 @@ void quantize(const QuantizeProblem& p, const Context& context) {
   choose(p.kOp, Choice<QuantizeProblem>{kernels<QuantizeProblem>(context)}, p, context).run(p, context);
 }
 
-void dequantize(const DequantizeProblem& p, const Context& context) {
-  choose(p.kOp, Choice<DequantizeProblem>{kernels<DequantizeProblem>(context)}, p, context).run(p, context);
-}
-
 constinit const Rows<QuantizeProblem, 2> kQuantize{
     {{"tiles", refuses_tiles, quantize_tiles}, {"reference", nullptr, quantize_reference}}};
 constinit const Rows<AmaxProblem, 2> kAmax{{{"tiles", refuses_amax_tiles, amax_tiles}, {"reference", nullptr, amax}}};
-constinit const Rows<DequantizeProblem> kDequantize{{{"reference", nullptr, dequantize_reference}}};
 constinit const Rows<ReorderProblem> kReorder{{{"reference", nullptr, reorder}}};
 
 }  // namespace quire::cuda

@@ -13,8 +13,10 @@ using Rows = std::array<KernelRow<Problem>, kCount>;
 // quantize.cpp
 extern const Rows<QuantizeProblem, 2> kQuantize;
 extern const Rows<AmaxProblem, 2> kAmax;
-extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
+
+// dequantize.cpp
+extern const Rows<DequantizeProblem, 2> kDequantize;
 
 // gemm.cpp
 extern const Rows<GemmProblem, 7> kGemm;

@@ -114,6 +114,26 @@ AmaxProblem small_like(const AmaxProblem& like, Trial& trial) {
   return p;
 }
 
+uint64_t kind_of(const DequantizeProblem& p) { return kind(kind(p.spec), p.direction, p.out.dtype, kind(p.groups)); }
+
+DequantizeProblem small_like(const DequantizeProblem& like, Trial& trial) {
+  // More codes than a warp decodes of a line at a time, and more than one square of those against memory.
+  constexpr int64_t rows = 40, cols = 1096;
+  const bool rowwise = like.direction == Direction::rowwise;
+  const Operand from = trial.operand({.spec = like.spec, .direction = like.direction}, rowwise ? rows : cols,
+                                     rowwise ? cols : rows, trial.groups(like.groups, rows));
+  return {.spec = like.spec,
+          .direction = like.direction,
+          .rows = rows,
+          .cols = cols,
+          .data = from.data,
+          .scale = from.scale,
+          .amax = from.amax,
+          .out = trial.output(like.out.dtype, from.outer, from.contraction),
+          .groups = from.groups,
+          .room = from.room};
+}
+
 uint64_t kind_of(const GemmProblem& p, const Context& context) {
   return kind(kind(p.a), kind(p.b), p.out.dtype, kind(Vector{p.bias, p.bias_dtype}),
               bits(p.addend, takes_large_tiles(p, context)), small_rows(rows_of_each(p)));

@@ -65,6 +65,7 @@ class Trial {
 /// solves it runs the kernels that it would run for `like`.
 QuantizeProblem small_like(const QuantizeProblem& like, Trial& trial);
 AmaxProblem small_like(const AmaxProblem& like, Trial& trial);
+DequantizeProblem small_like(const DequantizeProblem& like, Trial& trial);
 GemmProblem small_like(const GemmProblem& like, Trial& trial);
 MatmulProblem small_like(const MatmulProblem& like, Trial& trial);
 NormProblem small_like(const NormProblem& like, Trial& trial);
@@ -78,6 +79,7 @@ ExpertRowsProblem small_like(const ExpertRowsProblem& like, Trial& trial);
 
 uint64_t kind_of(const QuantizeProblem& p);
 uint64_t kind_of(const AmaxProblem& p);
+uint64_t kind_of(const DequantizeProblem& p);
 uint64_t kind_of(const GemmProblem& p, const Context& context);
 uint64_t kind_of(const MatmulProblem& p, const Context& context);
 uint64_t kind_of(const NormProblem& p);

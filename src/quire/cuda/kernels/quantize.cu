@@ -41,14 +41,7 @@ __global__ void check_given(const __grid_constant__ GivenJob job) {
 
 __global__ void dequantize_any(const __grid_constant__ DequantizeJob job) {
   each_group(job.groups, [&](int64_t, const GroupPlace& place) {
-    DequantizeProblem p = job.problem;
-    if (job.groups.places) {
-      const int64_t width = has_byte_scales(p.spec) ? 1 : 4;
-      p.out = matrix_of(p.out, place), p.rows = place.rows;
-      p.data = static_cast<const uint8_t*>(p.data) + place.at[0];
-      p.scale = static_cast<const uint8_t*>(p.scale) + place.at[1] * width;
-      if (p.amax) p.amax += place.at[2];
-    }
+    const DequantizeProblem p = part_of(job, place);
     each_of(p.out.rows * p.out.cols, [&](int64_t i) {
       const int64_t line = i / p.out.cols, position = i % p.out.cols;
       store_element(p.out.data, p.out.dtype, line * p.out.row_stride + position, value_of(p, line, position));

@@ -41,6 +41,18 @@ struct Group {
   }
 };
 
+/// A group of a dequantization.
+__device__ inline DequantizeProblem part_of(const DequantizeJob& job, const GroupPlace& place) {
+  DequantizeProblem p = job.problem;
+  if (!job.groups.places) return p;
+  const int64_t width = has_byte_scales(p.spec) ? 1 : 4;
+  p.out = matrix_of(p.out, place), p.rows = place.rows;
+  p.data = static_cast<const uint8_t*>(p.data) + place.at[0];
+  p.scale = static_cast<const uint8_t*>(p.scale) + place.at[1] * width;
+  if (p.amax) p.amax += place.at[2];
+  return p;
+}
+
 /// What does not belong to a part: amaxes, and the scales of lines or of the tensor.
 __device__ inline void write_above(const Group& g) {
   const ValueLines& t = g.values;
