@@ -148,8 +148,9 @@ TEST(CudaState, AmaxesOfACallJoinThoseOfTheState) {
 /// States of several sizes, of rules that the table has and has not.
 class States {
  public:
-  States(Twins& twins, int64_t count, uint64_t seed) : random_(seed) {
-    for (int64_t i = 0; i < count; ++i) add(twins);
+  /// `rows`: of each history; 0: drawn.
+  States(Twins& twins, int64_t count, uint64_t seed, int64_t rows = 0) : random_(seed) {
+    for (int64_t i = 0; i < count; ++i) add(twins, rows);
   }
   DelayedUpdateProblem problem(Twins& twins, std::vector<double> rules, bool backward) const {
     DelayedUpdateProblem p{.states = states_};
@@ -171,9 +172,9 @@ class States {
   DelayedState& operator[](size_t i) { return states_[i]; }
 
  private:
-  void add(Twins& twins) {
+  void add(Twins& twins, int64_t rows) {
     DelayedState s;
-    s.rows = 1 + static_cast<int64_t>(random_.below(20));
+    s.rows = rows ? rows : 1 + static_cast<int64_t>(random_.below(20));
     s.slots = std::array<int64_t, 5>{1, 2, 3, 40, 300}[random_.below(5)];
     s.history = amaxes(twins, s.rows * s.slots), s.scale = amaxes(twins, s.slots), s.amax = amaxes(twins, s.slots);
     s.reduced = random_.below(2) ? s.amax : amaxes(twins, s.slots);
@@ -224,6 +225,20 @@ TEST(CudaState, StepsOfDelayedScalingUseAsManyRowsAsTheirRuleSays) {
     const auto p = states.problem(twins, rules, seed % 3 == 0);
     for (int step = 0; step < 3; ++step) twins.expect_same(p, states.written());
   }
+}
+
+/// More rows than a warp reads at a time, and as many.
+TEST(CudaState, StepsOfDelayedScalingRollLongHistories) {
+  Twins twins;
+  for (const double length : {1024.0, 1025.0, 1026.0, 33.0, 2100.0})
+    for (const bool most_recent : {false, true}) {
+      twins.device.clear();
+      States states(twins, 1, static_cast<uint64_t>(length), 2100);
+      states[0].usage[0] = 7, states[0].usage[1] = 1500;
+      const std::vector<double> rules{7, length, most_recent ? 1.0 : 0.0, 0, 448, 448};
+      const auto p = states.problem(twins, rules, false);
+      for (int step = 0; step < 2; ++step) twins.expect_same(p, states.written());
+    }
 }
 
 TEST(CudaState, ALengthThatAHistoryDoesNotHaveIsReportedAndNothingChanges) {

@@ -58,9 +58,11 @@ void delayed_update(const DelayedUpdateProblem& p, const Context& context) {
                              .site = fault_site(context, "delayed_update_")};
   fill(job.broken, 0, sizeof(uint32_t), context);
   launch(kPlanSteps, grid_of(count), job, context);
-  constexpr int64_t most_threads = 256, warp = 32;
+  constexpr int64_t warp = 32, most_warps = 4, most_blocks = 64;
+  const int64_t warps = std::min(slots, most_warps);
   Grid grid = grid_of(count, 1);
-  grid.threads = static_cast<unsigned>(std::min(round_up(slots, warp), most_threads));
+  grid.threads = static_cast<unsigned>(warps * warp);
+  grid.blocks_y = static_cast<unsigned>(std::min(ceil_div(slots, warps), most_blocks));
   launch(kEndSteps, grid, job, context);
 }
 

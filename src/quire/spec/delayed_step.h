@@ -6,9 +6,6 @@
 
 namespace quire {
 
-/// The greater of two; NaN is ignored, and of equal ones the first stays.
-constexpr float maximum_of(float a, float b) { return b > a || a != a ? b : a; }
-
 /// The row of a state's rule in the table, or null.
 constexpr const double* find_rule(const double* rules, int64_t count, const DelayedState& state) {
   const auto number = static_cast<double>(state.usage[0]);
@@ -25,17 +22,25 @@ constexpr bool has_length(const DelayedState& state, const double* rule) {
 /// Where a state keeps how many rows of its history are in use.
 constexpr int64_t& rows_in_use(const DelayedState& state, bool backward) { return state.usage[backward ? 2 : 1]; }
 
+/// What a state's rule says of each slot.
+constexpr DelayedRule rule_of(const double* row, bool backward) {
+  return {.algorithm = row[kMostRecent] != 0 ? AmaxAlgorithm::most_recent : AmaxAlgorithm::max,
+          .largest = static_cast<float>(row[backward ? kLargestBackward : kLargestForward]),
+          .margin = static_cast<int>(row[kMargin])};
+}
+
+/// The rows of a slot's history that the rule uses.
+constexpr AmaxHistory history_of(const DelayedState& s, const double* row, int64_t slot) {
+  return {.data = s.history + slot, .length = static_cast<int64_t>(row[kLength]), .stride = s.slots};
+}
+
 /// Ends a step of a slot: its amax becomes row 0, which the update rolls on; rows that were in use and are no longer
 /// become 0.
 constexpr void end_step(const DelayedState& s, const double* row, bool backward, int64_t in_use, int64_t slot) {
-  const DelayedRule rule{.algorithm = row[kMostRecent] != 0 ? AmaxAlgorithm::most_recent : AmaxAlgorithm::max,
-                         .largest = static_cast<float>(row[backward ? kLargestBackward : kLargestForward]),
-                         .margin = static_cast<int>(row[kMargin])};
-  const auto length = static_cast<int64_t>(row[kLength]);
-  const AmaxHistory history{.data = s.history + slot, .length = length, .stride = s.slots};
-  for (int64_t i = length; i < in_use && i < s.rows; ++i) history[i] = 0;
+  const AmaxHistory history = history_of(s, row, slot);
+  for (int64_t i = history.length; i < in_use && i < s.rows; ++i) history[i] = 0;
   history[0] = s.amax[slot];
-  s.scale[slot] = delayed_update(rule, history, s.reduced[slot], s.scale[slot]);
+  s.scale[slot] = delayed_update(rule_of(row, backward), history, s.reduced[slot], s.scale[slot]);
   s.amax[slot] = history[0];
 }
 

@@ -28,6 +28,53 @@ __device__ uint64_t word_at(const std::byte* from, int64_t bytes) {
   return word;
 }
 
+/// The greatest amax of all lanes, in each of them.
+__device__ float maximum_in_warp(float amax) {
+  for (int by = 1; by < kWarp; by *= 2) amax = maximum_of(amax, __shfl_xor_sync(kAllLanes, amax, by));
+  return amax;
+}
+
+/// The amax of a finished step and of the history from row 1 on, which rolls: each row goes to the one before it, and
+/// what is in row 1 is gone. A lane reads `kRows` rows before any lane writes.
+__device__ float rolled(const AmaxHistory& history, float last) {
+  constexpr int kRows = 32;
+  float amax = last;
+  for (int64_t begin = 1 + lane(); begin - lane() < history.length; begin += kRows * kWarp) {
+    float rows[kRows];
+    QUIRE_UNROLL
+    for (int k = 0; k < kRows; ++k) {
+      const int64_t i = begin + k * kWarp;
+      rows[k] = i < history.length ? history[i] : last;
+    }
+    __syncwarp();
+    QUIRE_UNROLL
+    for (int k = 0; k < kRows; ++k) {
+      const int64_t i = begin + k * kWarp;
+      amax = maximum_of(amax, rows[k]);
+      if (i > 1 && i < history.length) history[i - 1] = rows[k];
+    }
+  }
+  return maximum_in_warp(amax);
+}
+
+/// end_step() by a warp. A maximum has the same bits in every order, but for zeros of two signs, which give no scale.
+__device__ void end_step_by_warp(const DelayedState& s, const double* row, bool backward, int64_t in_use,
+                                 int64_t slot) {
+  const AmaxHistory history = history_of(s, row, slot);
+  for (int64_t i = history.length + lane(); i < in_use && i < s.rows; i += kWarp) history[i] = 0;
+  const float row_0 = s.amax[slot], last = finished_amax(s.reduced[slot], row_0);
+  if (last == 0) {
+    if (lane() == 0) history[0] = row_0;
+    return;
+  }
+  const DelayedRule rule = rule_of(row, backward);
+  const float greatest = rolled(history, last), amax = rule.algorithm == AmaxAlgorithm::max ? greatest : last;
+  if (lane() != 0) return;
+  history[history.length - 1] = last;
+  history[0] = 0, s.amax[slot] = 0;
+  s.scale[slot] = next_scale(rule, amax, s.scale[slot]);
+}
+
 }  // namespace
 
 extern "C" {
@@ -85,16 +132,17 @@ __global__ void plan_steps(const __grid_constant__ DelayedUpdateJob job) {
   });
 }
 
-/// A block for each state.
+/// A warp for each slot: blockIdx.y counts blocks of slots.
 __global__ void end_steps(const __grid_constant__ DelayedUpdateJob job) {
-  if (*job.broken != 0) return;
+  const bool broken = *job.broken != 0;
+  const int64_t warps = blockDim.x / kWarp, first = blockIdx.y * warps + threadIdx.x / kWarp;
   for (int64_t s = blockIdx.x; s < job.count; s += gridDim.x) {
-    const DelayedState& state = job.states[s];
-    const StepPlan plan = job.plans[s];
-    if (!plan.rule) continue;
-    for (int64_t slot = threadIdx.x; slot < state.slots; slot += blockDim.x)
-      end_step(state, plan.rule, job.backward, plan.in_use, slot);
-    if (threadIdx.x == 0) rows_in_use(state, job.backward) = static_cast<int64_t>(plan.rule[kLength]);
+    const DelayedState state = job.states[s];
+    const StepPlan plan = job.plans[s];  // is read while `broken` is on its way
+    if (broken || !plan.rule) continue;
+    for (int64_t slot = first; slot < state.slots; slot += gridDim.y * warps)
+      end_step_by_warp(state, plan.rule, job.backward, plan.in_use, slot);
+    if (first == 0 && lane() == 0) rows_in_use(state, job.backward) = static_cast<int64_t>(plan.rule[kLength]);
   }
 }
 
