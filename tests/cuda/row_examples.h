@@ -103,6 +103,17 @@ struct Examples {
             .num_experts = 8};
   }
 
+  PermuteProblem permute(bool weighted) {
+    return {.from = aligned(9, 64), .map = map(), .weights = weights(weighted), .to = matrix(DType::f32, 20, 64)};
+  }
+  UnpermuteProblem unpermute(bool weighted) {
+    return {.from = aligned(20, 64), .map = map(), .weights = weights(weighted), .to = matrix(DType::f32, 9, 64)};
+  }
+  PermutedDotProblem permuted_dot() {
+    return {
+        .permuted = aligned(20, 64), .tokens = aligned(9, 64), .map = map(), .to = static_cast<float*>(result(18 * 4))};
+  }
+
   ProductCases& cases;
   std::vector<Written> written;
 
@@ -120,6 +131,13 @@ struct Examples {
     auto* const to = cases.twins().room<float>(rows * cols);
     for (int64_t i = 0; i < rows * cols; ++i) to[i] = static_cast<float>(static_cast<int>(i * 37 % 64) - 31) / 16;
     return {to, DType::f32, rows, cols, cols};
+  }
+  const float* weights(bool wanted) { return wanted ? static_cast<const float*>(aligned(9, 2).data) : nullptr; }
+  /// Of nine tokens with two slots, of which one has no row.
+  RowMap map() {
+    std::vector<int32_t> rows;
+    for (int32_t i = 0; i < 18; ++i) rows.push_back(i == 5 ? -1 : (i * 7 + 3) % 20);
+    return {cases.twins().array(rows), 9, 2};
   }
   const int32_t* ids() {
     std::vector<int32_t> all;
@@ -152,6 +170,9 @@ void each_example(ProductCases& cases, const Each& each) {
   with([](Examples& e) { return e.route_grad(); });
   with([](Examples& e) { return e.capacity(); });
   with([](Examples& e) { return e.expert_rows(); });
+  with([](Examples& e) { return e.permute(true); });
+  for (const bool weighted : {true, false}) with([&](Examples& e) { return e.unpermute(weighted); });
+  with([](Examples& e) { return e.permuted_dot(); });
 }
 
 }  // namespace quire::testing

@@ -273,10 +273,10 @@ TEST(CudaRows, ChunksThatBreakARuleAreReported) {
 struct RowsCase {
   int64_t tokens, slots, rows, cols, padding = 0, lead = 0;
 };
-constexpr std::array kRows{RowsCase{9, 3, 30, 40},       RowsCase{9, 3, 20, 64, 8}, RowsCase{5, 1, 5, 7, 2, 1},
-                           RowsCase{0, 2, 4, 16},        RowsCase{4, 2, 0, 16},     RowsCase{3, 0, 4, 16},
-                           RowsCase{6, 2, 12, 0},        RowsCase{2, 2, 4, 600},    RowsCase{33, 4, 132, 16},
-                           RowsCase{7, 2, 14, 130, 1, 3}};
+constexpr std::array kRows{RowsCase{9, 3, 30, 40},        RowsCase{9, 3, 20, 64, 8}, RowsCase{5, 1, 5, 7, 2, 1},
+                           RowsCase{0, 2, 4, 16},         RowsCase{4, 2, 0, 16},     RowsCase{3, 0, 4, 16},
+                           RowsCase{6, 2, 12, 0},         RowsCase{2, 2, 4, 600},    RowsCase{33, 4, 132, 16},
+                           RowsCase{7, 2, 14, 130, 1, 3}, RowsCase{9, 3, 30, 1096},  RowsCase{5, 2, 10, 2056, 8, 8}};
 
 /// Some places have no row, and some tokens none at all; with few rows many.
 std::vector<int32_t> map_of(const RowsCase& c, uint64_t seed) {

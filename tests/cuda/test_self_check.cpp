@@ -78,10 +78,10 @@ TEST_F(SelfCheck, ComparesEachRowOfTheTablesOnceForAKindOfProblemAndADevice) {
     EXPECT_EQ(launches_of(p), unchecked);
   });
   EXPECT_EQ(warnings, std::vector<std::string>());
-  for (const char* row :
-       {"quantize:tiles", "amax:tiles", "dequantize:vector", "gemm:few_rows", "gemm:decode32", "matmul:tiles",
-        "matmul:tiles32", "norm:vector", "norm_grad:vector", "activation:vector", "activation_grad:vector",
-        "route:warp", "route_grad:warp", "limit_capacity:block", "expert_rows:block"})
+  for (const char* row : {"quantize:tiles", "amax:tiles", "dequantize:vector", "gemm:few_rows", "gemm:decode32",
+                          "matmul:tiles", "matmul:tiles32", "norm:vector", "norm_grad:vector", "activation:vector",
+                          "activation_grad:vector", "route:warp", "route_grad:warp", "limit_capacity:block",
+                          "expert_rows:block", "permute:vector", "unpermute:vector", "unpermute_dot:vector"})
     EXPECT_TRUE(compared.contains(row)) << row;
 }
 
@@ -344,6 +344,7 @@ TEST_F(SelfCheck, LeavesNoMutantOfAKernelItsResults) {
   with("pointwise_vector", "norm_vector", [](Examples& e) { return e.norm(); });
   with("pointwise_vector", "activation_vector", [](Examples& e) { return e.activation(); });
   with("route", "route_warps", [](Examples& e) { return e.route(); });
+  with("permute_vector", "unpermute_vectors", [](Examples& e) { return e.unpermute(true); });
   with("moe", "rank_in_block", [](Examples& e) { return e.capacity(); });
   EXPECT_GE(found[0], 3);
   std::cout << found[0] << " mutants refused, " << found[1] << " that change nothing here\n";

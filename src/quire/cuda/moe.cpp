@@ -20,10 +20,6 @@ constinit const Kernel kPlaceRows{"moe", "place_rows"};
 constinit const Kernel kRankInBlock{"moe", "rank_in_block"};
 constinit const Kernel kStartChunks{"moe", "start_chunks"};
 constinit const Kernel kMapChunks{"moe", "map_chunks"};
-constinit const Kernel kFindSources{"moe", "find_sources"};
-constinit const Kernel kPermuteRows{"moe", "permute_rows"};
-constinit const Kernel kUnpermuteRows{"moe", "unpermute_rows"};
-constinit const Kernel kPermutedDots{"moe", "permuted_dots"};
 
 constexpr int64_t kWarp = 32, kWarps = kBlockThreads / kWarp;  ///< threads, and of a block
 
@@ -149,41 +145,6 @@ void chunk_rows(const ChunkRowsProblem& p, const Context& context) {
   if (p.rows > 0) launch(kMapChunks, grid_of(p.rows), job, context);
 }
 
-/// The largest unit that rows of a matrix can be copied in.
-int64_t unit_of(const Matrix& m) {
-  const int64_t width = size_of(m.dtype);
-  const uint64_t all = reinterpret_cast<uintptr_t>(m.data) | static_cast<uint64_t>(m.cols * width) |
-                       static_cast<uint64_t>(m.row_stride * width);
-  return all % 16 == 0 ? 16 : width;
-}
-
-void permute(const PermuteProblem& p, const Context& context) {
-  const int64_t places = p.map.tokens * p.map.slots, width = size_of(p.to.dtype);
-  const int64_t unit = p.weights ? width : std::min(unit_of(p.from), unit_of(p.to));
-  const PermuteJob job{.problem = p,
-                       .unit = unit,
-                       .row = Segments(p.to.cols * width / unit),
-                       .source = lend<int64_t>(context, p.to.rows),
-                       .site = fault_site(context, p.kOp)};
-  fill(job.source, 0xFF, p.to.rows * static_cast<int64_t>(sizeof(int64_t)), context);
-  if (places > 0) launch(kFindSources, grid_of(places), job, context);
-  const int64_t work = std::max(p.to.rows * job.row.segments, ceil_div(places, kWarp));
-  if (work > 0) launch(kPermuteRows, grid_of_warps(work), job, context);
-}
-
-void unpermute(const UnpermuteProblem& p, const Context& context) {
-  const Segments row(p.to.cols);
-  if (p.to.rows == 0 || p.to.cols == 0) return;
-  launch(kUnpermuteRows, grid_of_warps(p.to.rows * row.segments), UnpermuteJob{p, row, fault_site(context, p.kOp)},
-         context);
-}
-
-void permuted_dot(const PermutedDotProblem& p, const Context& context) {
-  const int64_t places = p.map.tokens * p.map.slots;
-  if (places == 0) return;
-  launch(kPermutedDots, grid_of_warps(ceil_div(places, 2)), PermutedDotJob{p, fault_site(context, p.kOp)}, context);
-}
-
 }  // namespace
 
 constinit const Rows<RouteProblem, 2> kRoute{
@@ -192,9 +153,6 @@ constinit const Rows<RouteGradProblem, 2> kRouteGrad{
     {{"warp", refuses_warp<RouteGradProblem>, route_grad_by_warps}, {"reference", nullptr, route_grad}}};
 constinit const Rows<CapacityProblem, 2> kLimitCapacity{
     {{"block", refuses_block<CapacityProblem>, rank_by_block}, {"reference", nullptr, rank_places}}};
-constinit const Rows<PermuteProblem> kPermute{{{"reference", nullptr, permute}}};
-constinit const Rows<UnpermuteProblem> kUnpermute{{{"reference", nullptr, unpermute}}};
-constinit const Rows<PermutedDotProblem> kPermutedDot{{{"reference", nullptr, permuted_dot}}};
 constinit const Rows<ExpertRowsProblem, 2> kExpertRows{
     {{"block", refuses_block<ExpertRowsProblem>, rank_by_block}, {"reference", nullptr, rank_places}}};
 constinit const Rows<ChunkRowsProblem> kChunkRows{{{"reference", nullptr, chunk_rows}}};

@@ -5,6 +5,7 @@
 #include "quire/cuda/quantize.h"
 #include "quire/cuda/rows.h"
 #include "quire/cuda/sides.h"
+#include "quire/cuda/vectors.h"
 
 namespace quire::cuda {
 namespace {
@@ -37,20 +38,6 @@ MutableMatrix computed_y(const Destination& to, const Context& context) {
   if (y.data || !is_quantized(to)) return y;
   y.data = lend<char>(context, y.rows * y.cols * size_of(y.dtype)), y.row_stride = y.cols;
   return y;
-}
-
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-
-/// Whether kernels of vectors cannot take a matrix.
-bool refuses_vectors(std::string_view what, const Matrix& m, DType dtype, Refusal* refusal) {
-  if (m.dtype != dtype)
-    return refused(refusal, "takes matrices of one dtype, but x is ", name(dtype), " and ", what, " ", name(m.dtype));
-  if (m.cols % kVector != 0)
-    return refused(refusal, "takes multiples of ", kVector, " columns, but ", what, " has ", m.cols);
-  if (!is_aligned(m.data) || (m.rows > 1 && m.row_stride * size_of(m.dtype) % 16 != 0))
-    return refused(refusal, "takes rows that begin at multiples of 16 bytes, but those of ", what, " do not");
-  return m.rows * (m.cols / kVector) > INT32_MAX &&
-         refused(refusal, "takes fewer than 2^34 elements, but ", what, " has ", m.rows * m.cols);
 }
 
 /// The shared memory for rows of some matrices like x.

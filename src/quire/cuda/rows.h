@@ -35,11 +35,13 @@ extern const Rows<ActivationGradProblem, 2> kActivationGrad;
 extern const Rows<RouteProblem, 2> kRoute;
 extern const Rows<RouteGradProblem, 2> kRouteGrad;
 extern const Rows<CapacityProblem, 2> kLimitCapacity;
-extern const Rows<PermuteProblem> kPermute;
-extern const Rows<UnpermuteProblem> kUnpermute;
-extern const Rows<PermutedDotProblem> kPermutedDot;
 extern const Rows<ExpertRowsProblem, 2> kExpertRows;
 extern const Rows<ChunkRowsProblem> kChunkRows;
+
+// permute.cpp
+extern const Rows<PermuteProblem, 2> kPermute;
+extern const Rows<UnpermuteProblem, 2> kUnpermute;
+extern const Rows<PermutedDotProblem, 2> kPermutedDot;
 
 // state.cpp
 extern const Rows<FingerprintProblem> kFingerprint;

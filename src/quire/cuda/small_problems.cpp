@@ -311,4 +311,42 @@ ExpertRowsProblem small_like(const ExpertRowsProblem& like, Trial& trial) {
   return p;
 }
 
+/// Tokens that have two slots each, more columns than a warp takes at a time, and rows that no token has.
+static constexpr int64_t kSmallTokens = 21, kSmallSlots = 2, kSmallRows = 45, kSmallCols = 1096;
+
+/// Each row once.
+static RowMap small_map(Trial& trial) {
+  return {trial.ids(1, kSmallTokens * kSmallSlots, kSmallRows), kSmallTokens, kSmallSlots};
+}
+static const float* small_weights(const float* like, Trial& trial) {
+  return like ? static_cast<const float*>(trial.values(DType::f32, kSmallTokens * kSmallSlots)) : nullptr;
+}
+
+uint64_t kind_of(const PermuteProblem& p) { return kind(p.to.dtype, bits(p.weights)); }
+
+PermuteProblem small_like(const PermuteProblem& like, Trial& trial) {
+  return {.from = trial.matrix(like.to.dtype, kSmallTokens, kSmallCols),
+          .map = small_map(trial),
+          .weights = small_weights(like.weights, trial),
+          .to = trial.output(like.to.dtype, kSmallRows, kSmallCols)};
+}
+
+uint64_t kind_of(const UnpermuteProblem& p) { return kind(p.to.dtype, bits(p.weights)); }
+
+UnpermuteProblem small_like(const UnpermuteProblem& like, Trial& trial) {
+  return {.from = trial.matrix(like.to.dtype, kSmallRows, kSmallCols),
+          .map = small_map(trial),
+          .weights = small_weights(like.weights, trial),
+          .to = trial.output(like.to.dtype, kSmallTokens, kSmallCols)};
+}
+
+uint64_t kind_of(const PermutedDotProblem& p) { return kind(p.permuted.dtype); }
+
+PermutedDotProblem small_like(const PermutedDotProblem& like, Trial& trial) {
+  return {.permuted = trial.matrix(like.permuted.dtype, kSmallRows, kSmallCols),
+          .tokens = trial.matrix(like.permuted.dtype, kSmallTokens, kSmallCols),
+          .map = small_map(trial),
+          .to = trial.output<float>(kSmallTokens * kSmallSlots)};
+}
+
 }  // namespace quire::cuda

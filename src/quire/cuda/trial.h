@@ -76,6 +76,9 @@ RouteProblem small_like(const RouteProblem& like, Trial& trial);
 RouteGradProblem small_like(const RouteGradProblem& like, Trial& trial);
 CapacityProblem small_like(const CapacityProblem& like, Trial& trial);
 ExpertRowsProblem small_like(const ExpertRowsProblem& like, Trial& trial);
+PermuteProblem small_like(const PermuteProblem& like, Trial& trial);
+UnpermuteProblem small_like(const UnpermuteProblem& like, Trial& trial);
+PermutedDotProblem small_like(const PermutedDotProblem& like, Trial& trial);
 
 uint64_t kind_of(const QuantizeProblem& p);
 uint64_t kind_of(const AmaxProblem& p);
@@ -90,6 +93,9 @@ uint64_t kind_of(const RouteProblem& p);
 uint64_t kind_of(const RouteGradProblem& p);
 uint64_t kind_of(const CapacityProblem& p);
 uint64_t kind_of(const ExpertRowsProblem& p);
+uint64_t kind_of(const PermuteProblem& p);
+uint64_t kind_of(const UnpermuteProblem& p);
+uint64_t kind_of(const PermutedDotProblem& p);
 
 /// Of what a device has no part in.
 template <class Problem>
