@@ -10,6 +10,12 @@ constinit const Kernel kZeroBeyond{"groups", "zero_beyond"};
 constinit const Kernel kZeroRest{"groups", "zero_rest"};
 constinit const Kernel kCopyList{"groups", "copy_list"};
 
+/// Threads for bytes of which there are none more often than not: few enough that finding that out takes no time.
+Grid grid_of_zeros(int64_t bytes) {
+  constexpr int64_t of_thread = 16, most_blocks = 1024;
+  return grid_of(std::min(ceil_div(bytes, of_thread), most_blocks * kBlockThreads));
+}
+
 Places place(PlaceJob job, const Context& context) {
   if (is_one(job.groups)) return {.rows = job.rows};
   job.ends = fault_site(context, job.groups.what);
@@ -35,12 +41,12 @@ Places place_groups(const RowGroups& groups, int64_t rows, const FlatGroups& fla
 
 void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& context) {
   if (!groups.places || !m.data || m.rows == 0 || m.cols == 0) return;
-  launch(kZeroBeyond, grid_of(m.rows * m.cols), BeyondJob{m, groups}, context);
+  launch(kZeroBeyond, grid_of_zeros(m.rows * m.cols * size_of(m.dtype)), BeyondJob{m, groups}, context);
 }
 
 void zero_rest(void* data, int64_t room, const Places& groups, const Context& context) {
   if (!groups.places || !data || room == 0) return;
-  launch(kZeroRest, grid_of(room), RestJob{static_cast<unsigned char*>(data), room, groups}, context);
+  launch(kZeroRest, grid_of_zeros(room), RestJob{static_cast<unsigned char*>(data), room, groups}, context);
 }
 
 const void* list_on_device(std::span<const std::byte> list, const Context& context) {

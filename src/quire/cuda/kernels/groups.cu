@@ -33,6 +33,26 @@ __device__ bool fit(const PlaceJob& job, const GroupPlace& all) {
   return true;
 }
 
+/// Threads that share work.
+struct Team {
+  int64_t mine, count;
+
+  template <class Each>
+  __device__ void each_of(int64_t work, const Each& each) const {
+    for (int64_t i = mine; i < work; i += count) each(i);
+  }
+};
+
+/// 16 bytes at a time between the ends.
+__device__ void zero(unsigned char* to, int64_t bytes, const Team& team) {
+  const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % sizeof(uint4));
+  const int64_t head = before < bytes ? before : bytes, words = (bytes - head) / static_cast<int64_t>(sizeof(uint4));
+  const int64_t done = head + words * static_cast<int64_t>(sizeof(uint4));
+  team.each_of(head, [&](int64_t i) { to[i] = 0; });
+  team.each_of(words, [&](int64_t i) { reinterpret_cast<uint4*>(to + head)[i] = {}; });
+  team.each_of(bytes - done, [&](int64_t i) { to[done + i] = 0; });
+}
+
 }  // namespace
 
 extern "C" {
@@ -53,19 +73,19 @@ __global__ void place_groups(const __grid_constant__ PlaceJob job) {
   for (int64_t e = 0; !sound && e <= job.groups.count; ++e) job.places[e] = {};
 }
 
-/// A thread for each element.
+/// Rows that lie one after another are one run of bytes; of others each has a block of threads.
 __global__ void zero_beyond(const __grid_constant__ BeyondJob job) {
-  const int64_t first = job.groups[job.groups.count].begin, width = size_of(job.m.dtype);
-  each_of((job.m.rows - first) * job.m.cols, [&](int64_t i) {
-    const int64_t at = (first + i / job.m.cols) * job.m.row_stride + i % job.m.cols;
-    auto* const to = static_cast<unsigned char*>(job.m.data) + at * width;
-    for (int64_t byte = 0; byte < width; ++byte) to[byte] = 0;
-  });
+  const int64_t first = job.groups[job.groups.count].begin, rows = job.m.rows - first, width = size_of(job.m.dtype);
+  const int64_t bytes = job.m.cols * width, stride = job.m.row_stride * width;
+  auto* const begin = static_cast<unsigned char*>(job.m.data) + first * stride;
+  if (stride == bytes) return zero(begin, rows * bytes, {thread(), threads()});
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)
+    zero(begin + row * stride, bytes, {threadIdx.x, blockDim.x});
 }
 
 __global__ void zero_rest(const __grid_constant__ RestJob job) {
   const int64_t first = job.groups[job.groups.count].at[0];
-  each_of(job.room - first, [&](int64_t i) { job.data[first + i] = 0; });
+  zero(job.data + first, job.room - first, {thread(), threads()});
 }
 
 __global__ void copy_list(const __grid_constant__ ListJob job) {
