@@ -57,6 +57,9 @@ const std::vector<Subject>& subjects() {
       {"exact.ptx", "TensorProducts.OfFourBit*", {"barrier", "index", "matrix"}, {"exact_16"}},
       {"plain_tiles.ptx", "PlainProducts.OfAWholeTile*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
       {"plain_few_rows.ptx", "PlainProducts.OfFewRows*", {"barrier", "index"}, {"plain_few_bf16_4"}},
+      {"dequantize_vector.ptx", "Dequantize.VectorsTakeLines*:Dequantize.VectorsTakeGroups*", {"index"}, {}},
+      {"permute_vector.ptx", "CudaRows.MoveAnd*", {"shuffle"}, {}},
+      {"state.ptx", "CudaState.StepsOfDelayedScalingRoll*", {"index"}, {"end_steps"}},
   };
   return all;
 }

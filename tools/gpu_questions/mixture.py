@@ -10,10 +10,10 @@ memory; 0.7 for columns of mxfp8, which are read by 32 bytes of a row and writte
 activations 0.85 forward; activations 0.8 backward; norms 0.45 backward, because the sums over rows read both matrices
 once more. A fingerprint hashes 8 bytes in about 30 instructions, with one load in flight: 0.6.
 
-The rest has few bytes and is measured in microseconds. A kernel takes 2 at least, and a fill 1.5. route and its gradient
-5 (a warp a token); limit_capacity 10 and expert_rows 12, because 16384 places are more than one block ranks (a fill and
-three or four kernels); 4096 places 6, by one block; the update of delayed scaling 9, of a history of 1024 rows: a copy of
-the list, a fill, and two kernels, of which end_steps takes 3 instead of 86.
+The rest has few bytes and is measured in microseconds. A kernel takes 2 at least, and a fill 1.5. route and its
+gradient take 5 (a warp a token), limit_capacity 10 and expert_rows 12, because 16384 places are more than one block
+ranks (a fill and three or four kernels); 4096 places 6, by one block. The update of delayed scaling takes 9 for a
+history of 1024 rows: a copy of the list, a fill, and two kernels, of which end_steps takes 3 instead of 86.
 """
 
 import torch
