@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 
 @contextlib.contextmanager
@@ -64,6 +65,7 @@ def prepare(name: str) -> None:
 def _draw_on_the_cpu() -> None:
     """Makes PyTorch's functions take a generator of the CPU for tensors of a GPU, as the test device does: the inputs
     of a test are the same on every device."""
+    _device_constructors()  # keeps those of the functions as they are, which take the default device
     for name in ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"):
         setattr(torch, name, _new_by_generator(getattr(torch, name)))
     for name in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_"):

@@ -1,8 +1,8 @@
 """Every layer with products, small, with 64 inputs, and every feature of one that gives the same bits in each way of
 every_way.py: a new one joins by a line."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import distributed
@@ -39,13 +39,15 @@ def _as_it_is(layer):
 class Feature:
     """make(recipe) -> a layer of 64 inputs. calls: options of each step's call, which may need graphs of their own.
     ready: what is done to the layer, in place, before it trains, and to a copy of it anew. sharded: whether it is a
-    shard of distributed.group.WORLD, which the caller makes. fewest: rows of x that a graph of any number takes."""
+    shard of distributed.group.WORLD, which the caller makes. fewest: rows of x that a graph of any number takes.
+    missing: devices that do not have it, and why."""
 
     make: Callable
     calls: Sequence[dict] = ({}, {}, {})
     ready: Callable = _as_it_is
     sharded: bool = False
     fewest: int = 1
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def graphs(self) -> int:
@@ -73,6 +75,10 @@ def _fused(name, calls=({}, {}, {}), **options):
 def _in_a_ring(_):
     """A column and a row layer."""
     return LAYERS["LayerNormMLP"](parallel=Parallel("column", distributed.group.WORLD, sequence=True, overlap="ring"))
+
+
+#: Of one process that stands for several.
+UNWRITTEN = "the fake group leaves the GPU's memory for what others send as it was"
 
 
 class _Calibrated(torch.nn.Module):
@@ -103,7 +109,7 @@ FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LA
     "GroupedLinear, a quantized stack": Feature(_quantized(LAYERS["GroupedLinear, one weight"])),
     "Linear, a static scale": Feature(lambda _: _Calibrated()),
     # A graph has two rows or more of each piece.
-    "LayerNormMLP, a ring": Feature(_in_a_ring, sharded=True, fewest=4),
+    "LayerNormMLP, a ring": Feature(_in_a_ring, sharded=True, fewest=4, missing={"cuda": UNWRITTEN}),
     "MoE, sharded experts": Feature(lambda _: LAYERS["MoE"](tp_group=distributed.group.WORLD), sharded=True),
 }
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+import torch
+
 import pytorch  # noqa: F401, changes Dynamo
 
 #: What most of them use.
@@ -94,7 +97,10 @@ def _run(command: list[str], outputs: list[Path], environment: dict[str, str], m
 
 
 def in_child(work, seconds=30):
-    """What work() returns, bytes, in a forked child; fails if it raises, or has not ended after so many seconds."""
+    """What work() returns, bytes, in a forked child; fails if it raises, or has not ended after so many seconds. Skips the
+    test in a process that has used a GPU."""
+    if torch.cuda.is_initialized():
+        pytest.skip("PyTorch refuses CUDA in a forked child of a process that has used it")
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

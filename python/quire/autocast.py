@@ -1,6 +1,6 @@
 """The recipe that layers use: a stack of contexts, one stack per thread."""
 
-import contextvars
+import ctypes
 import functools
 import threading
 from collections.abc import Callable
@@ -37,9 +37,16 @@ class _State(threading.local):
 
 _Active = tuple[bool, Recipe | None, Rule]
 _STATE = _State()
-#: The attributes of _STATE in the thread whose context this is. PyTorch carries the context of the thread that calls
-#: backward to autograd's threads, which is the only way from them to that thread.
-_ATTRIBUTES: contextvars.ContextVar[dict[str, object] | None] = contextvars.ContextVar("quire", default=None)
+#: Under this name PyTorch keeps the attributes of _STATE of a thread, and carries those of the thread that calls backward
+#: to autograd's threads, which is the only way from them to that thread.
+_CARRIED = "quire.autocast"
+
+
+def _carry(attributes: dict[str, object]) -> None:
+    if torch._C._is_key_in_tls(_CARRIED) and torch._C._get_obj_in_tls(_CARRIED) is attributes:
+        return
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(attributes))  # PyTorch gives back a reference that it has not taken
+    torch._C._stash_obj_in_tls(_CARRIED, attributes)
 
 
 _NOT_TRACED = (
@@ -64,9 +71,10 @@ def _of_caller() -> _Active:
         if _in_backward():  # no guard would see that the other thread's recipe has changed
             torch._dynamo.graph_break(msg=_NOT_TRACED)
         return False, None, None
-    context = torch._C._get_obj_in_tls("context") if torch._C._is_key_in_tls("context") else None
-    state = None if context is None else context.get(_ATTRIBUTES)
-    return (False, None, None) if state is None else (state["inside"], state["recipe"], state["rule"])
+    if not torch._C._is_key_in_tls(_CARRIED):
+        return False, None, None
+    state = torch._C._get_obj_in_tls(_CARRIED)
+    return state["inside"], state["recipe"], state["rule"]
 
 
 def active_recipe() -> Recipe | None:
@@ -174,7 +182,7 @@ class autocast:
         self._outer.append((_STATE.get(), entered))
         _STATE.set((True, self.recipe, rule))
         if not torch.compiler.is_compiling():
-            _ATTRIBUTES.set(_STATE.__dict__)
+            _carry(_STATE.__dict__)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -164,7 +164,7 @@ struct Product {
     if (a.scales || b.scales || (d.type != lt::kBF16 && d.type != lt::kF32)) return kNotSupported;
     for (const lt::LayoutOf* m : {&a.layout, &b.layout, &d})
       if (!multiple(m->ld * bits_of(m->type), 128)) return kNotSupported;
-    return has_bias() && bias_type() != lt::kBF16 ? kNotSupported : 0;
+    return has_bias() && bias_type() != d.type ? kNotSupported : 0;
   }
   bool transposed(int which) const { return value_of<int32_t>(desc.attributes, which, 0) == 1; }
   const void* scales(int which) const { return value_of<const void*>(desc.attributes, which, nullptr); }

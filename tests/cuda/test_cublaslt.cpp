@@ -57,12 +57,15 @@ Output aligned_output(LtCases& cases, DType dtype, int64_t rows, int64_t cols) {
   return o;
 }
 
-GemmProblem problem_of(LtCases& cases, const std::array<Operand, 2>& operands, const Variant& v) {
+/// The dtype that a bias has where codes are multiplied, and where they are decoded first.
+DType bias_dtype(DType out, bool in_bf16) { return !in_bf16 && out == DType::f32 ? DType::bf16 : out; }
+
+GemmProblem problem_of(LtCases& cases, const std::array<Operand, 2>& operands, const Variant& v, bool in_bf16 = false) {
   const auto& [a, b] = operands;
   const Output o = aligned_output(cases, v.dtype, a.outer, b.outer);
   GemmProblem p{.a = a, .b = b, .out = o.out};
   if (v.bias) {
-    const Vector bias = cases.vector(v.dtype == DType::f32 ? DType::bf16 : v.dtype, b.outer);
+    const Vector bias = cases.vector(bias_dtype(v.dtype, in_bf16), b.outer);
     p.bias = bias.data, p.bias_dtype = bias.dtype;
   }
   if (v.addend == Variant::out) p.addend = o.out.data;
@@ -201,7 +204,7 @@ TEST(CublasLt, ComputesWithWhatCodesAreInBfloat16) {
                               operand_of(cases, r.b, r.of_b, kMany + 16, r.contraction)};
     for (const Variant& v : kVariants) {
       if (v.dtype == DType::f16 || ++turn % 2) continue;
-      const GemmProblem p = problem_of(cases, operands, v);
+      const GemmProblem p = problem_of(cases, operands, v, true);
       EXPECT_EQ(cases.refusal(p, "cublaslt_bf16"), "") << r.a << ", " << r.b;
       expect_bound(cases, p, "cublaslt_bf16");
       if (HasFatalFailure()) return;

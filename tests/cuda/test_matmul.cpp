@@ -63,15 +63,20 @@ TEST(Matmuls, OfGroupsWithBrokenEndsRaiseTheErrorOfTheCpu) {
 
 /// What was lent problems, with the bits of the CPU's reference.
 std::vector<std::string>* lent = nullptr;
+std::function<void()> before_lent;
 void lent_matmul(const MatmulProblem& p, const Context&) {
   lent->push_back(to_string(p));
+  before_lent();  // which reads what kernels have written
   reference::matmul(p);
 }
 
 /// A library that is lent for as long as this lives.
 class Lent {
  public:
-  Lent() : before_(set_matmul(lent_matmul)) { lent = &problems; }
+  explicit Lent(CudaDevice& device) : before_(set_matmul(lent_matmul)) {
+    lent = &problems;
+    before_lent = [&device] { device.synchronize(); };
+  }
   ~Lent() { set_matmul(before_); }
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;

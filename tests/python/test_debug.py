@@ -20,6 +20,7 @@ def test_cast_keeps_shape_and_lists_formats():
         quire.debug.cast(x, "e9m9")
 
 
+@pytest.mark.cpu_only
 def test_the_hadamard_transform_pads_to_16_tokens_and_keeps_the_norm():
     x = torch.randn(33, 5)
     out = quire.debug.rht(x)
@@ -36,6 +37,7 @@ def test_swizzle_rounds_sizes_up_and_pads_with_zero():
         quire.debug.unswizzle(swizzled, 129, 9)
 
 
+@pytest.mark.cpu_only
 def test_philox_takes_unsigned_keys():
     blocks = torch.tensor([0])
     assert torch.equal(quire.debug.philox(2**64 - 1, 2**63, blocks), quire.debug.philox(-1, -(2**63), blocks))
@@ -43,6 +45,7 @@ def test_philox_takes_unsigned_keys():
         quire.debug.philox(2**64, 0, blocks)
 
 
+@pytest.mark.cpu_only
 def test_a_delayed_update_changes_nothing_in_place():
     history, scale = torch.tensor([[3.0], [1.0], [2.0], [5.0]]), torch.ones(1)
     new_history, new_scale = quire.debug.delayed_update(history, scale, torch.tensor([3.0]))

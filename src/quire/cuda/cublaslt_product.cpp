@@ -86,13 +86,13 @@ bool refuses_sizes(const GemmProblem& p, const Served& row, Refusal* refusal) {
   return refuses_operand(p.a, row, lines, refusal) || refuses_operand(p.b, row, 16, refusal);
 }
 
-bool refuses_output(const GemmProblem& p, Refusal* refusal) {
+/// `bias`: the dtype that one must have.
+bool refuses_output(const GemmProblem& p, DType bias, Refusal* refusal) {
   const MutableMatrix& out = p.out;
   if (out.row_stride < out.cols || out.row_stride * size_of(out.dtype) % kProductAlignment != 0 ||
       !is_aligned(out.data))
     return refused(refusal, "writes rows that begin at multiples of ", kProductAlignment,
                    " bytes, but those of out do not");
-  const DType bias = out.dtype == DType::f32 ? DType::bf16 : out.dtype;
   if (p.bias && (p.bias_dtype != bias || !is_aligned(p.bias)))
     return refused(refusal, "adds an aligned bias in ", name(bias), " to ", name(out.dtype), ", but it is in ",
                    name(p.bias_dtype));
@@ -255,7 +255,8 @@ bool refuses_cublaslt(const GemmProblem& p, const Context& context, Refusal* ref
   if (!row) return refused(refusal, "takes no ", p.a.spec);
   if (refuses_machine(*row, machine, refusal)) return true;
   if (p.in_groups()) return refused(refusal, "takes one product, but the problem has groups");
-  if (refuses_specs(p, refusal) || refuses_sizes(p, *row, refusal) || refuses_output(p, refusal) ||
+  const DType bias = p.out.dtype == DType::f32 ? DType::bf16 : p.out.dtype;
+  if (refuses_specs(p, refusal) || refuses_sizes(p, *row, refusal) || refuses_output(p, bias, refusal) ||
       refuses_transposed(p, machine, refusal))
     return true;
   return refuses_shape(shape_of(p), memory_of(p), context, refusal);
@@ -276,7 +277,8 @@ bool refuses_cublaslt_bf16(const GemmProblem& p, const Context& context, Refusal
   if (p.out.rows < kFewestBf16Lines || p.out.cols < kFewestBf16Lines || p.a.contraction == 0)
     return refused(refusal, "takes at least ", kFewestBf16Lines, " rows and columns, but there are ", p.out.rows,
                    " and ", p.out.cols, "; to decode an operand takes longer than it saves below");
-  if (refuses_decoding(p.a, refusal) || refuses_decoding(p.b, refusal) || refuses_output(p, refusal)) return true;
+  if (refuses_decoding(p.a, refusal) || refuses_decoding(p.b, refusal)) return true;
+  if (refuses_output(p, p.out.dtype, refusal)) return true;
   return refuses_shape(shape_in_bf16(p), memory_in_bf16(p), context, refusal);
 }
 

@@ -159,14 +159,7 @@ def test_pytorchs_checkpoint_does_not_recompute_another_forward_pass(way, first,
     assert x.grad is None and model[0].weight.grad is None
 
 
-# On another device what is recomputed within a recomputation runs in a thread of PyTorch's that knows no autocast.
-IN_THREADS = [
-    pytest.param(way, id=name, marks=[pytest.mark.cpu_only] * name.endswith("reentrant in reentrant"))
-    for name, way in WAYS.items()
-]
-
-
-@pytest.mark.parametrize("way", IN_THREADS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @each(some("mxfp8", "nvfp4", "delayed", "high_precision"))
 def test_pytorchs_checkpoint_within_the_same_autocast_gives_the_gradients_without_it(way, recipe):
     results = []
