@@ -130,6 +130,7 @@ struct PlainLimits {
 /// How many roundings of 2^-24, of all magnitudes together, a row may be off by (numerics.md 7.5).
 inline double plain_bound(std::string_view row, int64_t contraction) {
   if (row == "tiles32") return static_cast<double>(contraction + 6);
+  if (row == "pipelined") return static_cast<double>(18 * ceil_div(contraction, int64_t{8}) + 6);
   return static_cast<double>(18 * std::min<int64_t>(ceil_div(contraction, int64_t{8}), 16) +
                              ceil_div(contraction, int64_t{128}) + 6);
 }

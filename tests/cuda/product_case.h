@@ -150,6 +150,14 @@ class ProductCases {
       for (int64_t j = 0; j < cols; ++j) store_element(data, dtype, i * stride + j, draw(kind));
     return {data, dtype, rows, cols, stride};
   }
+  /// Rows that begin at multiples of 16 bytes, where they have as many or `more` numbers.
+  Matrix aligned(DType dtype, int64_t rows, int64_t cols, int64_t more = 0) {
+    const int64_t stride = cols + more;
+    auto* const data = twins_.room<std::byte>(rows * stride * size_of(dtype));
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < stride; ++j) store_element(data, dtype, i * stride + j, j < cols ? draw(0) : NAN);
+    return {data, dtype, rows, cols, stride};
+  }
   Vector vector(DType dtype, int64_t count) { return {matrix(dtype, 1, count).data, dtype}; }
 
   /// `rows` rows of the quantized tensor, and `cols` columns.

@@ -94,7 +94,9 @@ TEST(Matmuls, OfOneTensorGoToTheLibraryThatIsLentAndGroupsDoNot) {
   const Context& context = cases.twins().device;
   EXPECT_EQ(explain_choice(p, context),
             "few_rows: takes at most 16 rows of a, which can have 20\n"
-            "library: no library is lent to multiply plain matrices (set_matmul)\ntiles: runs\n"
+            "library: no library is lent to multiply plain matrices (set_matmul)\n"
+            "pipelined: copies 16 bytes at a time, but rows of a or b do not begin at multiples of 16 bytes, or do not "
+            "have a multiple of 8 columns\ntiles: runs\n"
             "tiles32: not asked, tiles comes first\nreference: not asked, tiles comes first\n");
   const Lent library;
   cases.expect_bits(p, y, "library", [&] { reference::matmul(p); });
@@ -104,7 +106,9 @@ TEST(Matmuls, OfOneTensorGoToTheLibraryThatIsLentAndGroupsDoNot) {
   grouped.b = cases.matrix(DType::bf16, 6, 6);
   EXPECT_EQ(explain_choice(grouped, context),
             "few_rows: takes at most 16 rows of a, which can have 20\n"
-            "library: takes one product, but the problem has groups\ntiles: runs\n"
+            "library: takes one product, but the problem has groups\n"
+            "pipelined: copies 16 bytes at a time, but rows of a or b do not begin at multiples of 16 bytes, or do not "
+            "have a multiple of 8 columns\ntiles: runs\n"
             "tiles32: not asked, tiles comes first\nreference: not asked, tiles comes first\n");
   grouped.out.dtype = DType::f32, grouped.a.dtype = DType::f32;
   EXPECT_NE(explain_choice(grouped, context).find("tiles: multiplies in float16 or bfloat16"), std::string::npos);

@@ -56,6 +56,7 @@ const std::vector<Subject>& subjects() {
       {"decode.ptx", "TensorProducts.OfEachKind*", {"barrier", "index", "matrix"}, {"decode_64"}},
       {"exact.ptx", "TensorProducts.OfFourBit*", {"barrier", "index", "matrix"}, {"exact_16"}},
       {"plain_tiles.ptx", "PlainProducts.OfAWholeTile*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
+      {"pipelined_bf16.ptx", "Pipelined.AWholeTile*", {"barrier", "matrix"}, {"plain_bf16_128_along"}},
       {"plain_few_rows.ptx", "PlainProducts.OfFewRows*", {"barrier", "index"}, {"plain_few_bf16_4"}},
       {"dequantize_vector.ptx", "Dequantize.VectorsTakeLines*:Dequantize.VectorsTakeGroups*", {"index"}, {}},
       {"permute_vector.ptx", "CudaRows.MoveAnd*", {"shuffle"}, {}},

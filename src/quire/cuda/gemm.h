@@ -9,6 +9,8 @@ namespace quire::cuda {
 /// Whether the row "decode", or "tiles", computes a product by its kernel of large tiles.
 bool takes_large_tiles(const GemmProblem& p, const Context& context);
 bool takes_large_tiles(const MatmulProblem& p, const Context& context);
+/// Whether the row "pipelined" computes a product by its kernel of wide tiles.
+bool takes_wide_tiles(const MatmulProblem& p, const Context& context);
 /// Rows of each product, at most.
 int64_t most_rows(const MatmulProblem& p);
 /// Whether that many products of `rows` rows fill the device with large tiles.

@@ -14,6 +14,21 @@ constinit const Kernel kMatmulAny{"gemm", "matmul_any"}, kTiles32{"plain_tiles32
 constinit const Kernel kBf16{"plain_tiles", "plain_bf16_64"}, kBf16Large{"plain_tiles", "plain_bf16_128"};
 constinit const Kernel kF16{"plain_tiles", "plain_f16_64"}, kF16Large{"plain_tiles", "plain_f16_128"};
 
+/// By the dtype, the columns of a tile, and which operands' rows are contracted: none, b's or both's.
+constinit const std::array<std::array<std::array<Kernel, 3>, 2>, 2> kPipelined{
+    {{{{{{"pipelined_bf16", "plain_bf16_128_along"},
+         {"pipelined_bf16", "plain_bf16_128_across_b"},
+         {"pipelined_bf16", "plain_bf16_128_across"}}},
+       {{{"pipelined_bf16", "plain_bf16_256_along"},
+         {"pipelined_bf16", "plain_bf16_256_across_b"},
+         {"pipelined_bf16", "plain_bf16_256_across"}}}}},
+     {{{{{"pipelined_f16", "plain_f16_128_along"},
+         {"pipelined_f16", "plain_f16_128_across_b"},
+         {"pipelined_f16", "plain_f16_128_across"}}},
+       {{{"pipelined_f16", "plain_f16_256_along"},
+         {"pipelined_f16", "plain_f16_256_across_b"},
+         {"pipelined_f16", "plain_f16_256_across"}}}}}}};
+
 /// By the dtype, and the bits of an element of the columns: codes of 4 or 8, or 16.
 constinit const std::array<std::array<Kernel, 3>, 2> kFewRows{{{{{"plain_few_rows", "plain_few_bf16_4"},
                                                                  {"plain_few_rows", "plain_few_bf16_8"},
@@ -46,24 +61,29 @@ bool refuses_library(const MatmulProblem& p, const Context&, Refusal* refusal) {
   return !is_one(p.groups) && refused(refusal, "takes one product, but the problem has groups");
 }
 
-/// The numbers of one weight in codes, in memory that is lent for the call.
+/// The numbers of weights in codes, of one tensor or of groups, in memory that is lent for the call.
 Matrix decoded(const Operand& codes, DType dtype, const Context& context) {
   const int64_t rows = codes.rows(), cols = codes.cols();
-  const MutableMatrix to{lend<std::byte>(context, times(times(rows, cols), size_of(dtype))), dtype, rows, cols, cols};
-  const Side side = codes.each.empty() ? Side{const_cast<void*>(codes.data), const_cast<void*>(codes.scale),
-                                              const_cast<float*>(codes.amax)}
-                                       : codes.each[0];
-  dequantize({.spec = codes.spec,
-              .direction = codes.direction,
-              .rows = rows,
-              .cols = cols,
-              .data = side.data,
-              .scale = side.scale,
-              .amax = side.amax,
-              .out = to,
-              .what = codes.what},
-             context);
-  return to;
+  auto* const memory = lend<std::byte>(context, times(times(rows, cols), size_of(dtype)));
+  DequantizeProblem p{.spec = codes.spec,
+                      .direction = codes.direction,
+                      .rows = rows,
+                      .cols = cols,
+                      .data = codes.data,
+                      .scale = codes.scale,
+                      .amax = codes.amax,
+                      .out = {memory, dtype, rows, cols, cols},
+                      .groups = codes.groups,
+                      .room = codes.room,
+                      .what = codes.what};
+  if (codes.each.empty()) dequantize(p, context);
+  if (!codes.each.empty()) p.rows = p.out.rows = rows / std::ssize(codes.each), p.groups = {};
+  for (const Side& side : codes.each) {
+    p.data = side.data, p.scale = side.scale, p.amax = side.amax;
+    dequantize(p, context);
+    p.out.data = static_cast<std::byte*>(p.out.data) + p.rows * cols * size_of(dtype);
+  }
+  return {memory, dtype, rows, cols, cols};
 }
 
 /// Lists of one product are its matrices.
@@ -112,6 +132,44 @@ void matmul_few_rows(const MatmulProblem& p, const Context& context) {
   launch(kernel, with_groups(grid, p.groups.count), job_of(p, context), context);
 }
 
+/// Whether copies of 16 bytes have all of a matrix.
+bool in_vectors(const Matrix& m) {
+  return reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.row_stride % kUnitOfCopies == 0 &&
+         m.cols % kUnitOfCopies == 0;
+}
+
+bool refuses_pipelined(const MatmulProblem& p, const Context&, Refusal* refusal) {
+  const std::optional<DType> dtype = dtype_of_16_bits(p);
+  if (!dtype || p.a.dtype != dtype || (!p.codes && common_dtype(p.b, p.bs) != dtype))
+    return refused(refusal, "multiplies operands in one dtype, float16 or bfloat16, which a result in 16 bits has too");
+  if (p.transpose_a && p.transpose_b) return refused(refusal, "takes no transposed a with a transposed b");
+  const bool copied = in_vectors(p.a) && (p.codes        ? p.codes->cols() % kUnitOfCopies == 0
+                                          : p.bs.empty() ? in_vectors(p.b)
+                                                         : std::ranges::all_of(p.bs, in_vectors));
+  return !copied && refused(refusal,
+                            "copies 16 bytes at a time, but rows of a or b do not begin at multiples of 16 "
+                            "bytes, or do not have a multiple of ",
+                            kUnitOfCopies, " columns");
+}
+
+/// Blocks take tiles of all groups in turns, and as many blocks run as multiprocessors hold.
+void matmul_pipelined(const MatmulProblem& problem, const Context& context) {
+  MatmulProblem p = problem;
+  if (p.codes) p.b = decoded(*p.codes, p.out.dtype, context), p.codes.reset();
+  const bool wide = takes_wide_tiles(p, context);
+  const int cols = wide ? 256 : 128, at_once = wide ? 1 : 2;
+  const int64_t count = p.groups.count;
+  const int64_t down = p.transpose_a ? ceil_div(p.a.cols, int64_t{kPipelinedRows}) * count
+                                     : ceil_div(p.a.rows, int64_t{kPipelinedRows}) + count;  // of groups of any rows
+  const Grid grid{.blocks = static_cast<unsigned>(
+                      std::min<int64_t>(at_once * driver().machine(context.index).multiprocessors,
+                                        std::max<int64_t>(down * ceil_div(p.out.cols, int64_t{cols}), 1))),
+                  .threads = static_cast<unsigned>(cols),
+                  .shared_bytes = pipelined_bytes(cols)};
+  const size_t across = p.transpose_a ? 2 : p.transpose_b ? 0 : 1;
+  launch(kPipelined[dtype_of_16_bits(p) == DType::bf16 ? 0 : 1][wide][across], grid, job_of(p, context), context);
+}
+
 void launch_tiles(const Kernel& kernel, int64_t tile, int64_t threads, const MatmulProblem& p, const Context& context) {
   const MatmulJob job = job_of(p, context);
   const int64_t tiles = ceil_div(most_rows(p), tile) * ceil_div(p.out.cols, tile);
@@ -147,12 +205,22 @@ bool takes_large_tiles(const MatmulProblem& p, const Context& context) {
   return enough_for_large_tiles(p.groups.count, rows, p.out.cols, context);
 }
 
+// They read lines less often, but a multiprocessor has one of them at a time: it takes two in turns.
+bool takes_wide_tiles(const MatmulProblem& p, const Context& context) {
+  const int64_t rows = p.transpose_a ? p.a.cols : p.a.rows / p.groups.count;
+  const int64_t tiles = ceil_div(rows, int64_t{kPipelinedRows}) * ceil_div(p.out.cols, int64_t{256}) * p.groups.count;
+  return rows > kTensorTile && tiles >= 2 * driver().machine(context.index).multiprocessors;
+}
+
 // few_rows reads a weight once, and the tensor cores sum its cuts: in which order depends on the contraction alone.
 // library is PyTorch's product, with a weight in codes decoded first. It takes one product: where groups end is known
-// to kernels alone. Tensor cores sum the cuts of tiles, as those of decode; tiles32 sums as decode32 does, and rounds
-// operands to out's dtype before. In both nothing depends on other rows. The reference sums in double.
-constinit const Rows<MatmulProblem, 5> kMatmul{{{"few_rows", refuses_few_rows, matmul_few_rows},
+// to kernels alone. pipelined is the fast row of groups; it decodes weights first too, and sums whole contractions in
+// the tensor cores. tiles takes operands of any dtype wherever they lie: tensor cores sum its cuts, as those of decode.
+// tiles32 sums as decode32 does, and rounds operands to out's dtype before. In these three nothing depends on other
+// rows. The reference sums in double.
+constinit const Rows<MatmulProblem, 6> kMatmul{{{"few_rows", refuses_few_rows, matmul_few_rows},
                                                 {"library", refuses_library, matmul_library},
+                                                {"pipelined", refuses_pipelined, matmul_pipelined},
                                                 {"tiles", refuses_tiles, matmul_tiles},
                                                 {"tiles32", nullptr, matmul_tiles32},
                                                 {"reference", nullptr, matmul_reference}}};

@@ -22,7 +22,7 @@ extern const Rows<DequantizeProblem, 2> kDequantize;
 extern const Rows<GemmProblem, 7> kGemm;
 
 // matmul.cpp
-extern const Rows<MatmulProblem, 5> kMatmul;
+extern const Rows<MatmulProblem, 6> kMatmul;
 
 // pointwise.cpp
 extern const Rows<ColumnSumProblem> kColumnSum;

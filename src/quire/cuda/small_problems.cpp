@@ -167,7 +167,8 @@ static DType dtype_of_b(const MatmulProblem& p) { return p.bs.empty() ? p.b.dtyp
 
 uint64_t kind_of(const MatmulProblem& p, const Context& context) {
   const uint64_t codes = p.codes ? kind(p.codes->spec) : 0;
-  return kind(p.a.dtype, dtype_of_b(p), p.out.dtype, bits(p.transpose_a, p.transpose_b, takes_large_tiles(p, context)),
+  return kind(p.a.dtype, dtype_of_b(p), p.out.dtype,
+              bits(p.transpose_a, p.transpose_b, takes_large_tiles(p, context), takes_wide_tiles(p, context)),
               kind(p.bias), kind(p.groups), codes, small_rows(most_rows(p)));
 }
 
@@ -176,6 +177,7 @@ MatmulProblem small_like(const MatmulProblem& like, Trial& trial) {
   const bool large_tiles = takes_large_tiles(like, context), positive = trial.terms.wanted == Wanted::magnitude;
   auto [rows, n, k] = sizes_of(small_rows(most_rows(like)), trial);
   if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
+  if (takes_wide_tiles(like, context)) n *= 4;
   const auto matrix = [&](DType dtype, int64_t of_rows, int64_t cols) {
     return Matrix{trial.values(dtype, of_rows * cols, positive), dtype, of_rows, cols, cols};
   };

@@ -49,6 +49,15 @@ inline constexpr unsigned kProductThreads = kProductTile * kProductTile / 16;
 /// Blocks of decode and exact compute tiles of so many rows and columns, by two threads for each row.
 inline constexpr int64_t kTensorTile = 64, kLargeTensorTile = 128;
 
+/// Blocks of the pipeline compute tiles of so many rows, and of 128 or of 256 columns by as many threads. Steps of the
+/// contraction have so many numbers, and shared memory holds so many steps.
+inline constexpr int kPipelinedRows = 128, kPipelinedDepth = 32, kPipelinedStages = 4;
+/// Numbers that a copy of 16 bytes has.
+inline constexpr int kUnitOfCopies = 8;
+constexpr unsigned pipelined_bytes(int cols) {
+  return static_cast<unsigned>(kPipelinedStages * (kPipelinedRows + cols) * kPipelinedDepth * 2);
+}
+
 /// Columns that a block of few_rows computes, a lane each, and the warps that share the contraction.
 inline constexpr int64_t kFewRowsColumns = 32, kFewRowsWarps = 8;
 inline constexpr unsigned kFewRowsThreads = kFewRowsColumns * kFewRowsWarps;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "quire/cuda/kernels/bf16_codes.cuh"
-#include "quire/cuda/kernels/pairs.cuh"
+#include "quire/cuda/kernels/unit_values.cuh"
 
 namespace quire::cuda {
 
@@ -21,17 +21,22 @@ struct OnePlainProduct {
   ProductOutput to;
 };
 
-/// The second operand of a group: rows of all where they are contracted, else one of equal matrices.
+/// The second operand of a group, a matrix: rows of all where they are contracted, else one of equal matrices.
+__device__ inline Matrix matrix_b_of(const MatmulJob& job, int64_t e, const GroupPlace& place) {
+  if (job.bs) return job.bs[e];
+  if (job.transpose_a && job.groups.places) return matrix_of(job.b, place);
+  const int64_t rows = job.b.rows / job.groups.count;
+  return matrix_of(job.b, GroupPlace{e * rows, rows, {}});
+}
+
+/// The same, or codes.
 __device__ inline PlainOperand b_of(const MatmulJob& job, int64_t e, const GroupPlace& place) {
   const bool across = !job.transpose_b;
   if (job.has_codes) {
     const Operand codes = operand_of(job.codes, e, job.codes.groups[e]);
     return {{nullptr, job.out.all.dtype, codes.outer, codes.contraction, codes.contraction}, codes, true, across};
   }
-  if (job.bs) return {job.bs[e], {}, false, across};
-  if (job.transpose_a && job.groups.places) return {matrix_of(job.b, place), {}, false, across};
-  const int64_t rows = job.b.rows / job.groups.count;
-  return {matrix_of(job.b, GroupPlace{e * rows, rows, {}}), {}, false, across};
+  return {matrix_b_of(job, e, place), {}, false, across};
 }
 
 /// Calls each(product) for the groups of this block. Outputs of groups that contract nothing are zeroed, by each thread
@@ -53,25 +58,6 @@ __device__ void each_plain_product(const MatmulJob& job, Each&& each) {
                          to});
   });
 }
-
-/// kUnit numbers that follow each other in a row.
-struct UnitValues {
-  float v[kUnit];
-
-  /// Rounded to the dtype of a product's result, as operands are.
-  __device__ UnitValues in(DType dtype) const {
-    UnitValues out;
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) out.v[k] = rounded(dtype, v[k]);
-    return out;
-  }
-
-  template <DType kDType>
-  __device__ uint4 pairs() const {
-    return {pair_of<kDType>(v[0], v[1]), pair_of<kDType>(v[2], v[3]), pair_of<kDType>(v[4], v[5]),
-            pair_of<kDType>(v[6], v[7])};
-  }
-};
 
 /// Where a row of an operand begins.
 struct RowStart {
