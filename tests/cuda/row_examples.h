@@ -46,12 +46,12 @@ struct Examples {
   }
   /// Of a weight: in codes, or of the result's dtype. `groups`: of which there are two, with ends on the device.
   MatmulProblem matmul(const char* spec, DType dtype, int64_t m, bool groups) {
-    MatmulProblem p{.a = cases.matrix(dtype, m, 96), .b = {}, .transpose_b = true, .out = matrix(dtype, m, 24)};
+    MatmulProblem p{.a = cases.aligned(dtype, m, 96), .b = {}, .transpose_b = true, .out = matrix(dtype, m, 24)};
     const int64_t count = groups ? 2 : 1;
     if (*spec)
       p.codes = cases.operand(spec, kRows, count * 24, 96, groups ? RowGroups::equal(2, 24) : RowGroups{});
     else
-      p.b = cases.matrix(dtype, count * 24, 96);
+      p.b = cases.aligned(dtype, count * 24, 96);
     p.b.dtype = dtype;
     if (groups) p.groups = cases.groups({m / 3, m}, m);
     return p;

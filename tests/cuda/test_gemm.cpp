@@ -19,7 +19,8 @@ TEST(Products, OfTheReferenceHaveTheBitsOfTheCpusForEverySpecOfARecipe) {
 std::vector<std::string_view> quick_rows(ProductCases& cases, const GemmProblem& p) {
   std::vector<std::string_view> found;
   for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device))
-    if (row.name != "reference" && row.name != "decode" && !row.name.starts_with("cublaslt") && row.takes(p, cases.twins().device))
+    if (row.name != "reference" && row.name != "pipelined_bf16" && row.name != "decode" &&
+        !row.name.starts_with("cublaslt") && row.takes(p, cases.twins().device))
       found.push_back(row.name);
   return found;
 }
@@ -122,16 +123,24 @@ TEST(Products, SayWhichRowRuns) {
   EXPECT_EQ(explained("nvfp4", "mxfp8", 16),
             "few_rows: runs\ncublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "cublaslt_bf16: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
-            "decode: not asked, few_rows comes first\nexact: takes 4-bit codes, whose block sums are exact "
+            "pipelined_bf16: not asked, few_rows comes first\ndecode: not asked, few_rows comes first\nexact: takes "
+            "4-bit codes, whose block sums are exact "
             "in any order, but an operand is mxfp8\ndecode32: not asked, few_rows comes first\n"
             "reference: not asked, few_rows comes first\n");
   EXPECT_EQ(explained("nvfp4", "mxfp8", 17),
             "few_rows: takes at most 16 rows of a, which can have 17; decode reads their codes less often\n"
             "cublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "cublaslt_bf16: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
-            "decode: runs\nexact: takes 4-bit codes, whose block sums are exact in any order, but an operand is mxfp8\n"
-            "decode32: not asked, decode comes first\n"
-            "reference: not asked, decode comes first\n");
+            "pipelined_bf16: runs\ndecode: not asked, pipelined_bf16 comes first\n"
+            "exact: takes 4-bit codes, whose block sums are exact in any order, but an operand is mxfp8\n"
+            "decode32: not asked, pipelined_bf16 comes first\n"
+            "reference: not asked, pipelined_bf16 comes first\n");
+  const std::string of_blocks = explained("fp8_block", "mxfp8", 17);
+  EXPECT_NE(
+      of_blocks.find("\npipelined_bf16: takes codes that are numbers of bfloat16 under the scales of their blocks, "
+                     "but scales of fp8_block are float32\ndecode: runs\n"),
+      std::string::npos)
+      << of_blocks;
 }
 
 TEST(Products, OfGroupsWhoseEndsAreOnTheDeviceHaveTheBitsOfTheCpusReference) {
@@ -211,8 +220,8 @@ TEST(Products, OfGroupsWithBrokenEndsOrTooSmallBuffersRaiseTheErrorOfTheCpu) {
 TEST(Products, OfGroupsThatEndElsewhereInBAreAnErrorOnTheDevice) {
   ProductCases cases(17);
   const Output o = cases.output(DType::f32, 2 * kOutputs, kInputs);
-  const GemmProblem p{.a = cases.operand("mxfp8", kColumns, kTokens, kOutputs, cases.groups({5, 37}, kTokens)),
-                      .b = cases.operand("mxfp8", kColumns, kTokens, kInputs, cases.groups({6, 37}, kTokens)),
+  const GemmProblem p{.a = cases.operand("mxfp8", kColumns, kTokens, kOutputs, cases.groups({5, 20}, kTokens)),
+                      .b = cases.operand("mxfp8", kColumns, kTokens, kInputs, cases.groups({6, 21}, kTokens)),
                       .out = o.out};
   for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device)) {
     if (!row.takes(p, cases.twins().device)) continue;

@@ -62,7 +62,8 @@ TEST(Products, RunOnEachChipByTheRowsThatTheDocumentNames) {
       Line{"`nvfp4`, w `16x16`", {"nvfp4:rht", "nvfp4:16x16", "nvfp4:rht:sr"}},
       Line{"`nvfp4:row_scaled` of x and dy", {"nvfp4:row_scaled", "nvfp4", "nvfp4:row_scaled"}},
       Line{"two families", {"nvfp4", "mxfp8", "fp8_tensor"}},
-      Line{"groups of tokens, any spec", {"fp8_tensor", "fp8_tensor", "fp8_tensor"}, 512, true},
+      Line{"groups of tokens, `fp8_block`", {"fp8_block", "fp8_block:128x128", "fp8_block"}, 512, true},
+      Line{"groups of tokens, any other spec", {"fp8_tensor", "fp8_tensor", "fp8_tensor"}, 512, true},
   };
   std::string table = "| operands | 8.0 | 8.9 | 9.0 | 10.0, 10.3 | 12.0 |\n|---|---|---|---|---|---|\n";
   for (const Line& line : lines) {

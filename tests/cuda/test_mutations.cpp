@@ -54,9 +54,11 @@ const std::vector<Subject>& subjects() {
        {"index"},
        {"reorder", "curves", "convert", "update_delayed", "quantize_mxfp8", "quantize_nvfp4_rht_sr_swizzled"}},
       {"decode.ptx", "TensorProducts.OfEachKind*", {"barrier", "index", "matrix"}, {"decode_64"}},
+      {"pipelined_codes.ptx", "TensorProducts.OfEachKind*:TensorProducts.OfMoreTiles*", {"barrier"}, {"codes_128"}},
+      {"bf16_lines.ptx", "TensorProducts.OfEachKind*:TensorProducts.OfMoreTiles*", {"barrier"}, {"decode_operand"}},
       {"exact.ptx", "TensorProducts.OfFourBit*", {"barrier", "index", "matrix"}, {"exact_16"}},
       {"plain_tiles.ptx", "PlainProducts.OfAWholeTile*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
-      {"pipelined_bf16.ptx", "Pipelined.AWholeTile*", {"barrier", "matrix"}, {"plain_bf16_128_along"}},
+      {"pipelined_bf16.ptx", "Pipelined.WholeTiles*", {"barrier", "matrix"}, {"plain_bf16_128_along"}},
       {"plain_few_rows.ptx", "PlainProducts.OfFewRows*", {"barrier", "index"}, {"plain_few_bf16_4"}},
       {"dequantize_vector.ptx", "Dequantize.VectorsTakeLines*:Dequantize.VectorsTakeGroups*", {"index"}, {}},
       {"permute_vector.ptx", "CudaRows.MoveAnd*", {"shuffle"}, {}},
@@ -73,7 +75,8 @@ bool changes_nothing(const Mutant& m) {
   // neighbour or may not need. Products of every spec do, and take too long for each mutant. Scales are loaded as
   // float32.
   const auto has = [&](const char* part) { return m.before.find(part) != std::string::npos; };
-  const bool of_product = m.function == "decode_64" || m.function == "exact_16" || m.function.starts_with("plain_");
+  const bool of_product = m.function == "decode_64" || m.function == "decode_operand" || m.function == "exact_16" ||
+                          m.function.starts_with("plain_");
   return of_product && (has("6memory+") || (has("ld.shared.") && !has(".f32")));
 }
 

@@ -142,13 +142,14 @@ TEST(Pipelined, RowsDoNotDependOnTheirBatch) {
   }
 }
 
-/// Some steps of a contraction and a part of one, of a whole tile: every lane has outputs.
-TEST(Pipelined, AWholeTileIsWithinItsBound) {
+/// Some steps of a contraction and a part of one, of whole tiles, so that every lane has outputs: more than there are
+/// blocks.
+TEST(Pipelined, WholeTilesAreWithinTheirBound) {
   ProductCases cases(56);
   for (const Form& form : kForms) {
     cases.clear();
-    MatmulProblem p = product(cases, form, DType::bf16, {128, 128, 168});
-    const Output o = cases.output(DType::bf16, 128, 128);
+    MatmulProblem p = product(cases, form, DType::bf16, {128, 640, 168});
+    const Output o = cases.output(DType::bf16, 128, 640);
     p.out = o.out;
     expect_within(cases, p, o, "pipelined");
     if (HasFatalFailure()) return;

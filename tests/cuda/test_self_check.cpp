@@ -78,10 +78,12 @@ TEST_F(SelfCheck, ComparesEachRowOfTheTablesOnceForAKindOfProblemAndADevice) {
     EXPECT_EQ(launches_of(p), unchecked);
   });
   EXPECT_EQ(warnings, std::vector<std::string>());
-  for (const char* row : {"quantize:tiles", "amax:tiles", "dequantize:vector", "gemm:few_rows", "gemm:decode32",
-                          "matmul:tiles", "matmul:tiles32", "norm:vector", "norm_grad:vector", "activation:vector",
-                          "activation_grad:vector", "route:warp", "route_grad:warp", "limit_capacity:block",
-                          "expert_rows:block", "permute:vector", "unpermute:vector", "unpermute_dot:vector"})
+  for (const char* row :
+       {"quantize:tiles",    "amax:tiles",     "dequantize:vector", "gemm:few_rows",          "gemm:pipelined_bf16",
+        "gemm:decode",       "gemm:decode32",  "matmul:pipelined",  "matmul:tiles",           "matmul:tiles32",
+        "norm:vector",       "norm_grad:vector", "activation:vector", "activation_grad:vector", "route:warp",
+        "route_grad:warp",   "limit_capacity:block", "expert_rows:block", "permute:vector",   "unpermute:vector",
+        "unpermute_dot:vector"})
     EXPECT_TRUE(compared.contains(row)) << row;
 }
 
@@ -223,8 +225,8 @@ TEST_F(SelfCheck, RefusesAProductWhoseLargeTilesAreBroken) {
   device().plant("decode", ptx);
   const auto product = [&](const RowGroups& groups, int64_t rows, int64_t cols) {
     const RowGroups of_w = is_one(groups) ? RowGroups{} : RowGroups::equal(2, cols);
-    return GemmProblem{.a = cases.operand("mxfp8", kRows, rows, 32, groups),
-                       .b = cases.operand("mxfp8", kRows, groups.count * cols, 32, of_w),
+    return GemmProblem{.a = cases.operand("fp8_block", kRows, rows, 32, groups),
+                       .b = cases.operand("fp8_block", kRows, groups.count * cols, 32, of_w),
                        .out = cases.output(DType::f32, rows, cols).out};
   };
   for (const RowGroups& groups : {RowGroups{}, RowGroups::equal(2, 80), cases.groups({70, 160}, 160, true)}) {

@@ -157,15 +157,8 @@ void matmul_pipelined(const MatmulProblem& problem, const Context& context) {
   MatmulProblem p = problem;
   if (p.codes) p.b = decoded(*p.codes, p.out.dtype, context), p.codes.reset();
   const bool wide = takes_wide_tiles(p, context);
-  const int cols = wide ? 256 : 128, at_once = wide ? 1 : 2;
-  const int64_t count = p.groups.count;
-  const int64_t down = p.transpose_a ? ceil_div(p.a.cols, int64_t{kPipelinedRows}) * count
-                                     : ceil_div(p.a.rows, int64_t{kPipelinedRows}) + count;  // of groups of any rows
-  const Grid grid{.blocks = static_cast<unsigned>(
-                      std::min<int64_t>(at_once * driver().machine(context.index).multiprocessors,
-                                        std::max<int64_t>(down * ceil_div(p.out.cols, int64_t{cols}), 1))),
-                  .threads = static_cast<unsigned>(cols),
-                  .shared_bytes = pipelined_bytes(cols)};
+  const int64_t rows = p.transpose_a ? p.out.rows : p.a.rows;
+  const Grid grid = pipelined_grid({wide, rows, p.out.cols, p.groups.count}, context);
   const size_t across = p.transpose_a ? 2 : p.transpose_b ? 0 : 1;
   launch(kPipelined[dtype_of_16_bits(p) == DType::bf16 ? 0 : 1][wide][across], grid, job_of(p, context), context);
 }
@@ -205,11 +198,9 @@ bool takes_large_tiles(const MatmulProblem& p, const Context& context) {
   return enough_for_large_tiles(p.groups.count, rows, p.out.cols, context);
 }
 
-// They read lines less often, but a multiprocessor has one of them at a time: it takes two in turns.
 bool takes_wide_tiles(const MatmulProblem& p, const Context& context) {
   const int64_t rows = p.transpose_a ? p.a.cols : p.a.rows / p.groups.count;
-  const int64_t tiles = ceil_div(rows, int64_t{kPipelinedRows}) * ceil_div(p.out.cols, int64_t{256}) * p.groups.count;
-  return rows > kTensorTile && tiles >= 2 * driver().machine(context.index).multiprocessors;
+  return enough_for_wide_tiles(p.groups.count, rows, p.out.cols, context);
 }
 
 // few_rows reads a weight once, and the tensor cores sum its cuts: in which order depends on the contraction alone.

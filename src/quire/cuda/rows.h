@@ -19,7 +19,7 @@ extern const Rows<ReorderProblem> kReorder;
 extern const Rows<DequantizeProblem, 2> kDequantize;
 
 // gemm.cpp
-extern const Rows<GemmProblem, 7> kGemm;
+extern const Rows<GemmProblem, 8> kGemm;
 
 // matmul.cpp
 extern const Rows<MatmulProblem, 6> kMatmul;

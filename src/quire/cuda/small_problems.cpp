@@ -136,7 +136,7 @@ DequantizeProblem small_like(const DequantizeProblem& like, Trial& trial) {
 
 uint64_t kind_of(const GemmProblem& p, const Context& context) {
   return kind(kind(p.a), kind(p.b), p.out.dtype, kind(Vector{p.bias, p.bias_dtype}),
-              bits(p.addend, takes_large_tiles(p, context)), small_rows(rows_of_each(p)));
+              bits(p.addend, takes_large_tiles(p, context), takes_wide_tiles(p, context)), small_rows(rows_of_each(p)));
 }
 
 GemmProblem small_like(const GemmProblem& like, Trial& trial) {
@@ -144,6 +144,7 @@ GemmProblem small_like(const GemmProblem& like, Trial& trial) {
   const bool large_tiles = takes_large_tiles(like, context);
   auto [rows, n, k] = sizes_of(small_rows(rows_of_each(like)), trial);
   if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
+  if (takes_wide_tiles(like, context)) n *= 4;
   const bool by_rows = like.a.direction == Direction::rowwise, result = trial.terms.wanted == Wanted::result;
   // Groups of a are rows of the result, or of the contraction; those of b are weights, or the same contraction.
   const int64_t m = by_rows && !is_one(like.a.groups) && (large_tiles || !like.a.groups.ends.data) ? 2 * rows : rows;
