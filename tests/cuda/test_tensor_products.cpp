@@ -207,7 +207,7 @@ TEST(TensorProducts, OfEachKindOfOperandAreWithinTheirBound) {
 /// More tiles than blocks, of outputs and of what is decoded.
 TEST(TensorProducts, OfMoreTilesThanBlocksAreWithinTheirBound) {
   ProductCases cases(28);
-  constexpr int64_t few = 72, outer = 640, length = 296;
+  constexpr int64_t few = 72, outer = 640, length = 520;
   for (const Direction d : {kRows, kColumns}) {
     cases.clear();
     const auto operand = [&](const char* spec, int64_t lines) {
@@ -217,6 +217,57 @@ TEST(TensorProducts, OfMoreTilesThanBlocksAreWithinTheirBound) {
     const Operand a = operand(d == kRows ? "nvfp4" : "mxfp8:e5m2", few), b = operand("mxfp8", outer);
     expect_within(cases, {.a = a, .b = b, .out = o.out}, o, "pipelined_bf16");
     if (HasFatalFailure()) return;
+  }
+}
+
+/// The first rows of a batch alone give the bits that they have in it, in wide tiles and in others.
+TEST(TensorProducts, OfDecodedRowsDoNotDependOnTheirBatch) {
+  ProductCases cases(30);
+  constexpr int64_t rows = 136, cols = 1032, length = 264;
+  const Operand a = cases.operand("fp8_row", kRows, rows, length), b = cases.operand("mxfp8", kRows, cols, length);
+  const auto run = [&](int64_t some) {
+    GemmProblem p{.a = a, .b = b, .out = cases.output(DType::f32, some, cols).out};
+    p.a.outer = some;
+    cases.run(p, "pipelined_bf16");
+    return p.out;
+  };
+  const MutableMatrix whole = run(rows);
+  for (const int64_t few : {17, 65}) {
+    const MutableMatrix some = run(few);
+    for (int64_t i = 0; i < few; ++i)
+      for (int64_t j = 0; j < cols; ++j)
+        ASSERT_EQ(load_element(some.data, DType::f32, i * some.row_stride + j),
+                  load_element(whole.data, DType::f32, i * whole.row_stride + j))
+            << few << " rows, at " << i << ", " << j;
+  }
+}
+
+/// By which products of a few columns are bound: an operand is decoded once, by so many instructions of PTX a code.
+TEST(TensorProducts, OfDecodedOperandsTakeFewInstructionsForACode) {
+  if (on_gpu()) GTEST_SKIP() << "a GPU counts none";
+  struct Counted {
+    const char* spec;
+    Direction direction;
+    double most;
+  };
+  constexpr int64_t lines = 640, few = 8;
+  // Of a tile of the pipeline, for the codes of its lines.
+  constexpr double of_products = 2.4 * 32 * (128.0 * 128 * 16 / (16 * 8 * 16)) / (128 * 16);
+  for (const Counted& c : {Counted{"fp8_row", kRows, 20}, Counted{"mxfp8", kRows, 24}, Counted{"mxfp8", kColumns, 28},
+                           Counted{"nvfp4", kRows, 24}, Counted{"nvfp4", kColumns, 24}}) {
+    const auto steps_of = [&](int64_t length) {
+      ProductCases cases(29);
+      const auto operand = [&](int64_t outer) {
+        return c.direction == kRows ? cases.operand(c.spec, kRows, outer, length)
+                                    : cases.operand(c.spec, kColumns, length, outer);
+      };
+      const Output o = cases.output(DType::f32, lines, few);
+      cases.run(GemmProblem{.a = operand(lines), .b = operand(few), .out = o.out}, "pipelined_bf16");
+      return static_cast<double>(cases.twins().device.steps());
+    };
+    const double of_a_code = (steps_of(1024) - steps_of(512)) / (lines * 512) - of_products;
+    std::cout << c.spec << (c.direction == kRows ? "" : " across") << ": " << of_a_code << " instructions a code\n";
+    EXPECT_LT(of_a_code, c.most) << c.spec;
   }
 }
 

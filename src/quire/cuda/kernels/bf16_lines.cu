@@ -20,6 +20,7 @@ __device__ void decode_tile(OperandValues v, const UnitLayout& layout, int64_t l
   v.from.data = static_cast<const uint8_t*>(v.from.data) +
                 first * (layout.packed ? Reader::kDepth / 8 : Reader::kDepth / 4) * layout.word_step;
   Reader reader(v, layout, line);
+  const Bf16Decoder decoder = layout.decoder;  // in registers: stores may change shared memory, for all that is known
 #pragma unroll 1
   for (int begin = first; begin < first + kSteps; begin += kAtOnce) {
     RawUnit raw[kAtOnce][Reader::kEach];
@@ -31,7 +32,7 @@ __device__ void decode_tile(OperandValues v, const UnitLayout& layout, int64_t l
       for (int i = 0; i < Reader::kEach; ++i) {
         const int64_t l = line + reader.line(i), k = int64_t{begin + s} * Reader::kDepth + reader.chunk(i) * kUnit;
         if (l < v.from.outer && k < v.contraction)
-          *reinterpret_cast<uint4*>(to.data + l * to.row_bytes + k * 2) = layout.decoder(raw[s][i]);
+          *reinterpret_cast<uint4*>(to.data + l * to.row_bytes + k * 2) = decoder(raw[s][i]);
       }
   }
 }

@@ -30,7 +30,7 @@ struct DecodeJob {
 
 /// Lines and numbers of them that a block decodes at a time, by two threads for each line, and blocks of a
 /// multiprocessor.
-inline constexpr int64_t kDecodeLines = 64, kDecodeNumbers = 256;
+inline constexpr int64_t kDecodeLines = 64, kDecodeNumbers = 512;
 inline constexpr int kDecodeBlocks = 5;
 
 /// In tiles of the pipeline, with a factor for each of their lines beside its shared memory.
