@@ -2,7 +2,7 @@
 and 16384 tokens that are balanced, unbalanced, or in half of the groups.
 
 Expected on an H100, where cuBLAS has about 750 TFLOP/s and mma.sync can start a 16 x 8 x 16 every 6 to 7 cycles in each
-quarter of a multiprocessor: the loop of the row "pipelined" has 129 to 141 instructions for 64 multiplications, 16
+quarter of a multiprocessor: the loop of the row "pipelined" has 131 to 145 instructions for 64 multiplications, 16
 loads from shared memory among them. In tiles of 128 x 256, 32 numbers of the contraction take 816 cycles of the tensor
 cores and 704 of shared memory, so 570 TFLOP/s at most, and 450 to 500 if filling the pipeline and storing take a tenth.
 Tiles of 128 x 128, which small problems have: 400 to 450. Unbalanced and empty groups change less than a tenth for

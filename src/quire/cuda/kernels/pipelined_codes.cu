@@ -59,36 +59,50 @@ struct DecodedProduct {
   }
 };
 
+/// The next tile from number `t` on that has something to multiply, and its first copies. False: there is none.
+template <int kCols, class Tiles, class ToBegin>
+__device__ bool begin_next(const Bf16GemmJob& job, int64_t& t, Tiles& tiles, ToBegin& pipeline) {
+  const GemmJob& codes = job.codes;
+  for (; tiles.find(t); t += gridDim.x) {
+    const GroupPlace place = codes.a.groups[tiles.group];
+    if (codes.out.in_groups && place.rows == 0 && codes.out.addend) continue;  // nothing is added
+    const DecodedProduct p(job, tiles.group, place);
+    if (p.a.contraction != p.b.contraction) {
+      if (threadIdx.x == 0 && tiles.row == 0 && tiles.col == 0)
+        report_contraction(codes, p.a.contraction, p.b.contraction);
+      continue;
+    }
+    pipeline.begin({p.of_a.data, p.of_a.row_bytes, p.a.from.outer}, tiles.row,
+                   {p.of_b.data, p.of_b.row_bytes, p.b.from.outer}, tiles.col, p.a.contraction);
+    t += gridDim.x;
+    return true;
+  }
+  return false;
+}
+
 /// The tiles of this block, of every product of a job.
 template <int kCols>
 __device__ void multiply_codes(const Bf16GemmJob& job) {
-  extern __shared__ __align__(128) unsigned char pipeline[];
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto* const factors = reinterpret_cast<float*>(memory + pipelined_bytes(kCols));
   const GemmJob& codes = job.codes;
   const bool by_rows = codes.a.all.direction == Direction::rowwise;
+  Pipeline<DType::bf16, kCols, false, false> pipeline(memory);
   GroupTiles<kPipelinedRows, kCols> tiles(codes.a.groups, codes.out.all.cols, by_rows ? -1 : codes.a.all.outer);
-  for (int64_t t = blockIdx.x; tiles.find(t); t += gridDim.x) {
-    const GroupPlace place = codes.a.groups[tiles.group];
-    if (codes.out.in_groups && place.rows == 0 && codes.out.addend) continue;  // nothing is added
-    PipelinedTile<DType::bf16, kCols, false, false> tile(pipeline);
-    {
-      const DecodedProduct p(job, tiles.group, place);
-      if (p.a.contraction != p.b.contraction) {
-        if (threadIdx.x == 0 && tiles.row == 0 && tiles.col == 0)
-          report_contraction(codes, p.a.contraction, p.b.contraction);
-        continue;
-      }
-      tile.multiply({p.of_a.data, p.of_a.row_bytes, p.a.from.outer}, tiles.row,
-                    {p.of_b.data, p.of_b.row_bytes, p.b.from.outer}, tiles.col, p.a.contraction);
-    }
-    const DecodedProduct p(job, tiles.group, place);  // again, so that it has no registers in between
-    auto* const factors = reinterpret_cast<float*>(pipeline + pipelined_bytes(kCols));
-    p.put_factors<kCols>(factors, tiles.row, tiles.col);
+  int64_t t = blockIdx.x;
+  for (bool more = begin_next<kCols>(job, t, tiles, pipeline); more;) {
+    pipeline.multiply();
+    const int64_t group = tiles.group, row = tiles.row, col = tiles.col;
+    more = begin_next<kCols>(job, t, tiles, pipeline);
+    const DecodedProduct p(job, group, codes.a.groups[group]);
+    p.put_factors<kCols>(factors, row, col);
+    __syncthreads();
     const float constant = product_constant(p.a.from.spec, p.b.from.spec);
-    tile.store([&](int row, int col, UnitValues sums) {
+    pipeline.store([&](int down, int across, UnitValues sums) {
 #pragma unroll
       for (int k = 0; k < kUnit; ++k)
-        sums.v[k] = sums.v[k] * constant * factors[row] * factors[kPipelinedRows + col + k];
-      store_unit(p.to, tiles.row + row, tiles.col + col, sums);
+        sums.v[k] = sums.v[k] * constant * factors[down] * factors[kPipelinedRows + across + k];
+      store_unit(p.to, row + down, col + across, sums);
     });
   }
 }

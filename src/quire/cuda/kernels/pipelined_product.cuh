@@ -35,6 +35,7 @@ struct Stage {
 template <int kThreads, int kLines, bool kAcross>
 class StageCopies {
  public:
+  StageCopies() = default;
   __device__ StageCopies(const PipelinedOperand& o, int64_t first_line, int64_t contraction)
       : from_(o.data), between_(kRowsAtOnce * o.row_bytes), to_(static_cast<uint32_t>(Of::place(row(), chunk()))) {
     const int64_t line = first_line + (kAcross ? chunk() * kUnitOfCopies : row()), lines = o.lines - line;
@@ -97,86 +98,95 @@ class StageLoads {
   uint32_t at_;
 };
 
-/// One tile of kPipelinedRows x kCols outputs, by as many threads as it has columns: a warp has 64 x 64.
+/// Tiles of kPipelinedRows x kCols outputs, one after the other, by as many threads as a tile has columns: a warp has
+/// 64 x 64. Copies of the next tile begin before the present one is stored.
 template <DType kNumber, int kCols, bool kAcrossA, bool kAcrossB>
-class PipelinedTile {
+class Pipeline {
   static constexpr int kWarpTile = 64, kDown = kWarpTile / 16, kAcross = kWarpTile / 8;
   using StageA = Stage<kPipelinedRows, kAcrossA>;
   using StageB = Stage<kCols, kAcrossB>;
-  static constexpr uint32_t kStageBytes = StageA::kBytes + StageB::kBytes;
+  static constexpr uint32_t kStageBytes = StageA::kBytes + StageB::kBytes, kLast = kPipelinedStages - 1;
   static_assert(kStageBytes * kPipelinedStages == pipelined_bytes(kCols));
 
  public:
-  /// `memory`: of pipelined_bytes(), aligned to 128 bytes. Nobody uses it any more.
-  __device__ explicit PipelinedTile(unsigned char* memory) : memory_(memory) {}
+  /// `memory`: of pipelined_bytes(), aligned to 128 bytes.
+  __device__ explicit Pipeline(unsigned char* memory) : memory_(memory) {}
 
-  __device__ __forceinline__ void multiply(const PipelinedOperand& a, int64_t row, const PipelinedOperand& b,
-                                           int64_t col, int64_t contraction) {
-    StageCopies<kCols, kPipelinedRows, kAcrossA> copies_of_a(a, row, contraction);
-    StageCopies<kCols, kCols, kAcrossB> copies_of_b(b, col, contraction);
-    const uint32_t begin = in_shared(memory_);
-    uint32_t read = begin, written = begin;
-    const auto copy = [&] {
-      copies_of_a.next(written);
-      copies_of_b.next(written + StageA::kBytes);
-      end_copies();
-      written = after(written, begin);
-    };
+  /// Begins a tile: its first steps go to all stages but the last one, from which the tile before is stored.
+  __device__ __forceinline__ void begin(const PipelinedOperand& a, int64_t row, const PipelinedOperand& b, int64_t col,
+                                        int64_t contraction) {
+    copies_of_a_ = {a, row, contraction};
+    copies_of_b_ = {b, col, contraction};
+    steps_ = static_cast<int>(ceil_div(contraction, int64_t{kPipelinedDepth}));
 #pragma unroll
-    for (int s = 1; s < kPipelinedStages; ++s) copy();
+    for (uint32_t s = 0; s < kLast; ++s) copy(in_shared(memory_) + s * kStageBytes);
+  }
+
+  /// Multiplies what begin() was told. Then nobody uses a stage any more.
+  __device__ __forceinline__ void multiply() {
+#pragma unroll
+    for (auto& of_rows : sums_)
+#pragma unroll
+      for (auto& sums : of_rows) sums[0] = sums[1] = sums[2] = sums[3] = 0;
+    uint32_t read = in_shared(memory_), written = read + kLast * kStageBytes;
     next_is_there();
     load<0>(read, 0);
-    const auto steps = static_cast<int>(ceil_div(contraction, int64_t{kPipelinedDepth}));
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps_; ++step) {
       load<1>(read, 1);
-      copy();  // beyond the last step: zeros
+      copy(written);  // beyond the last step: zeros
+      written = after(written);
       multiply<0>();
       next_is_there();
-      read = after(read, begin);
+      read = after(read);
       load<0>(read, 0);
       multiply<1>();
     }
-  }
-
-  /// Calls each(row, column, values) for kUnitOfCopies neighbouring outputs of the tile at a time. By all threads;
-  /// nobody uses the memory afterwards.
-  template <class Each>
-  __device__ __forceinline__ void store(const Each& each) {
     wait_for_copies<0>();
     __syncthreads();
-    auto* const rows = reinterpret_cast<Row*>(memory_) + threadIdx.x / kWarp * 16;
+  }
+
+  /// Calls each(row, column, values) for kUnitOfCopies neighbouring outputs of the tile at a time.
+  template <class Each>
+  __device__ __forceinline__ void store(const Each& each) const {
+    auto* const rows = reinterpret_cast<Row*>(memory_ + kLast * kStageBytes) + threadIdx.x / kWarp * kRows;
 #pragma unroll
-    for (int m = 0; m < kDown; ++m) {
-      if (m > 0) __syncwarp();
+    for (int m = 0; m < kDown; ++m)
 #pragma unroll
-      for (int n = 0; n < kAcross; ++n)
+      for (int e = 0; e < 4; e += 2) {
+        if (m > 0 || e > 0) __syncwarp();
 #pragma unroll
-        for (int e = 0; e < 4; e += 2)
-          *reinterpret_cast<float2*>(&rows[lane() / 4 + e / 2 * 8][n * 8 + lane() % 4 * 2]) = {sums_[m][n][e],
-                                                                                               sums_[m][n][e + 1]};
-      __syncwarp();
+        for (int n = 0; n < kAcross; ++n)
+          *reinterpret_cast<float2*>(&rows[lane() / 4][n * 8 + lane() % 4 * 2]) = {sums_[m][n][e], sums_[m][n][e + 1]};
+        __syncwarp();
 #pragma unroll 1
-      for (int at = lane(); at < 16 * kAcross; at += kWarp) {
-        const auto* const from = reinterpret_cast<const float4*>(&rows[at / kAcross][at % kAcross * kUnitOfCopies]);
-        const float4 low = from[0], high = from[1];
-        each(down() + m * 16 + at / kAcross, across() + at % kAcross * kUnitOfCopies,
-             {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w});
+        for (int at = lane(); at < kRows * kAcross; at += kWarp) {
+          const auto* const from = reinterpret_cast<const float4*>(&rows[at / kAcross][at % kAcross * kUnitOfCopies]);
+          const float4 low = from[0], high = from[1];
+          each(down() + m * 16 + e / 2 * kRows + at / kAcross, across() + at % kAcross * kUnitOfCopies,
+               {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w});
+        }
       }
-    }
-    __syncthreads();
   }
 
  private:
-  /// Outputs of a row of a warp. Eight more, so that what lanes write together lies in different banks.
+  /// Outputs of a row of a warp, which stores kRows rows at a time. Eight more, so that what lanes write together lies
+  /// in different banks.
   using Row = float[kWarpTile + 8];
-  static_assert(sizeof(Row) * 16 * kCols / kWarp <= pipelined_bytes(kCols));
+  static constexpr int kRows = 8;
+  static_assert(sizeof(Row) * kRows * kCols / kWarp <= kStageBytes);
 
   /// Where this warp's outputs begin in the tile.
   static __device__ int down() { return static_cast<int>(threadIdx.x) / kWarp % 2 * kWarpTile; }
   static __device__ int across() { return static_cast<int>(threadIdx.x) / (2 * kWarp) * kWarpTile; }
 
-  static __device__ uint32_t after(uint32_t stage, uint32_t begin) {
-    return stage == begin + (kPipelinedStages - 1) * kStageBytes ? begin : stage + kStageBytes;
+  __device__ void copy(uint32_t stage) {
+    copies_of_a_.next(stage);
+    copies_of_b_.next(stage + StageA::kBytes);
+    end_copies();
+  }
+  __device__ uint32_t after(uint32_t stage) const {
+    const uint32_t begin = in_shared(memory_);
+    return stage == begin + kLast * kStageBytes ? begin : stage + kStageBytes;
   }
   /// The next step has arrived, and nobody reads the one before the last any more.
   static __device__ void next_is_there() {
@@ -209,7 +219,10 @@ class PipelinedTile {
   }
 
   unsigned char* memory_;
-  float sums_[kDown][kAcross][4] = {};
+  StageCopies<kCols, kPipelinedRows, kAcrossA> copies_of_a_;
+  StageCopies<kCols, kCols, kAcrossB> copies_of_b_;
+  int steps_;
+  float sums_[kDown][kAcross][4];
   uint32_t a_[2][kDown][4], b_[2][kAcross / 2][4];  ///< of two halves of steps
 };
 

@@ -35,18 +35,27 @@ __device__ PipelinedOperand pipelined(const Matrix& m) {
 /// transpose_b.
 template <DType kNumber, int kCols, bool kAcrossA, bool kAcrossB>
 __device__ void multiply_pipelined(const MatmulJob& job) {
-  extern __shared__ __align__(128) unsigned char pipeline[];
+  extern __shared__ __align__(128) unsigned char memory[];
+  Pipeline<kNumber, kCols, kAcrossA, kAcrossB> pipeline(memory);
   GroupTiles<kPipelinedRows, kCols> tiles(job.groups, job.out.all.cols, kAcrossA ? job.a.cols : -1);
-  for (int64_t t = blockIdx.x; tiles.find(t); t += gridDim.x) {
+  int64_t t = blockIdx.x;
+  const auto begin = [&] {
+    if (!tiles.find(t)) return false;
     const GroupPlace place = job.groups[tiles.group];
-    PipelinedTile<kNumber, kCols, kAcrossA, kAcrossB> tile(pipeline);
-    tile.multiply(pipelined<kAcrossA>(matrix_of(job.a, place)), tiles.row,
-                  pipelined<kAcrossB>(matrix_b_of(job, tiles.group, place)), tiles.col,
-                  kAcrossA ? place.rows : job.a.cols);
-    const ProductOutput to = output_of(job.out, tiles.group, place, kAcrossA ? job.a.cols : place.rows);
-    tile.store([&](int row, int col, const UnitValues& sums) {
-      store_plain_unit(to, tiles.row + row, tiles.col + col, sums);
-    });
+    pipeline.begin(pipelined<kAcrossA>(matrix_of(job.a, place)), tiles.row,
+                   pipelined<kAcrossB>(matrix_b_of(job, tiles.group, place)), tiles.col,
+                   kAcrossA ? place.rows : job.a.cols);
+    t += gridDim.x;
+    return true;
+  };
+  for (bool more = begin(); more;) {
+    pipeline.multiply();
+    const int64_t group = tiles.group, row = tiles.row, col = tiles.col;
+    more = begin();
+    const GroupPlace place = job.groups[group];
+    const ProductOutput to = output_of(job.out, group, place, kAcrossA ? job.a.cols : place.rows);
+    pipeline.store(
+        [&](int down, int across, const UnitValues& sums) { store_plain_unit(to, row + down, col + across, sums); });
   }
 }
 
