@@ -2,6 +2,7 @@
 // CPU.
 #include "cuda/kernels.h"
 
+#include "quire/cuda/kernels/e2m1_codes.cuh"
 #include "quire/cuda/kernels/quantize.cuh"
 
 using namespace quire;
@@ -41,6 +42,19 @@ __global__ void curves(const __grid_constant__ CurveJob job) {
 
 __global__ void convert(const __grid_constant__ ConversionJob job) {
   each_of(job.count, [&](int64_t i) { job.results[i] = conversions_of(job.x[i]); });
+}
+
+__global__ void encode_e2m1(const __grid_constant__ E2m1Job job) {
+  each_of(job.count, [&](int64_t i) {
+    E2m1Codes& run = job.runs[i];
+    Largest<DType::f32, true> largest;
+    for (const float x : run.x) largest.add(std::bit_cast<uint32_t>(x));
+    const E2m1Run values(1.0f, largest.of(0), [&](int n) { return run.x[n]; });
+    E2m1Run to_round = values, to_draw = values;
+    const Nibbles rounded = rounded_codes(to_round);
+    const Nibbles drawn = stochastic_codes(to_draw, {run.random[0], run.random[1], run.random[2], run.random[3]});
+    for (int w = 0; w < 2; ++w) run.rounded[w] = rounded[w], run.stochastic[w] = drawn[w];
+  });
 }
 
 __global__ void update_delayed(const __grid_constant__ DelayedJob job) {

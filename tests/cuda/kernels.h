@@ -31,6 +31,17 @@ struct ConversionJob {
   int64_t count;
 };
 
+/// 16 numbers that become codes of E2M1 together: rounded to nearest, and by random words.
+struct E2m1Codes {
+  float x[16];
+  uint32_t random[4];
+  uint32_t rounded[2], stochastic[2];
+};
+struct E2m1Job {
+  E2m1Codes* runs;
+  int64_t count;
+};
+
 /// The update of each of `count` slots. history: [length, count]; scale: of each slot, read and written.
 struct DelayedJob {
   DelayedRule rule;

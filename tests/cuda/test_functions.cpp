@@ -64,6 +64,38 @@ TEST(Functions, EveryConversionIsThatOfTheCpu) {
   }
 }
 
+/// Runs of equal numbers: each few numbers around every code, halfway point and power of two, and any others.
+std::vector<E2m1Codes> e2m1_runs() {
+  std::vector<float> all = numbers();
+  for (float x = 0x1p-30f; x < 0x1p30f; x *= 2)
+    for (const float part : {1.0f, 1.25f, 1.5f, 1.625f, 1.75f})
+      for (int beyond = -3; beyond <= 3; ++beyond)
+        all.push_back(std::bit_cast<float>(std::bit_cast<uint32_t>(part * x) + static_cast<uint32_t>(beyond)));
+  std::vector<E2m1Codes> runs;
+  for (uint32_t i = 0; i < all.size(); ++i) {
+    E2m1Codes run{};
+    for (uint32_t n = 0; n < 16; ++n) run.x[n] = (n + i) % 3 ? all[i] : -all[i];
+    for (uint32_t n = 0; n < 4; ++n) run.random[n] = i % 3 ? (i * 4 + n) * 0x9E3779B9u : i % 2 ? ~0u : 0u;
+    runs.push_back(run);
+  }
+  return runs;
+}
+
+TEST(Functions, CodesOfFourBitsAreThoseOfTheCpu) {
+  const std::vector<E2m1Codes> runs = e2m1_runs();
+  emulator::HostMemory memory;
+  const E2m1Job job{device_array(memory, runs), static_cast<int64_t>(runs.size())};
+  run_kernel("encode_e2m1", job, job.count, memory);
+  for (size_t i = 0; i < runs.size(); ++i)
+    for (int n = 0; n < 16; ++n) {
+      const float x = runs[i].x[n];
+      const std::array<uint32_t, 4> random = std::to_array(runs[i].random);
+      EXPECT_EQ(encode(Format::e2m1, x), job.runs[i].rounded[n / 8] >> n % 8 * 4 & 15u) << x << " at " << n;
+      EXPECT_EQ(encode_stochastic(x, random_byte(random, n)), job.runs[i].stochastic[n / 8] >> n % 8 * 4 & 15u)
+          << x << " at " << n;
+    }
+}
+
 TEST(Functions, AnUpdateOfDelayedScalingIsThatOfTheCpu) {
   constexpr int64_t kLength = 5;
   for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::max, AmaxAlgorithm::most_recent})

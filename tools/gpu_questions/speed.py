@@ -1,10 +1,21 @@
 """How far quire's rows are from a device copy (quantizers) and from bfloat16 (products), in turns.
 
-Expected on an H100, where about 40 instructions an element for both directions run as fast as the copy of as many
-bytes: the row "tiles" executes 68 for MXFP8, 66 for fp8_block, 74 for NVFP4 (95 and 126 in recipes, with the Hadamard
-transform and stochastic rounding), so 0.6, 0.6, 0.5, 0.4 and 0.3 of a copy. decode32 multiplies in float32 without
-tensor cores: at most 0.06 of bfloat16 for 512 rows. few_rows reads half or a quarter of bfloat16's bytes: 0.5 to 1.5
-for one row.
+An H100 executes about 27 instructions an element while it copies the 2.5 bytes that four-bit codes of bfloat16 move,
+but only 13 of those that compare, select or work on bits. The row "tiles" executed 27 for a direction of MXFP4, 19 of
+them of that kind, and as many for NVFP4. Measured, rowwise and both directions: MXFP8 0.91 and 0.81 of a copy of as
+many bytes, MXFP4 0.51 and 0.38, NVFP4 0.36 and 0.30 (16x16: 0.32 and 0.29; in recipes, with the Hadamard transform 0.36
+and 0.27, and with stochastic rounding too 0.29 and 0.20), fp8_tensor 0.51 and 0.66. NVFP4 and fp8_tensor read x twice.
+Their first pass, which measures amaxes, runs as fast as memory.
+
+Since then additions of float32 encode four bits. Rows and columns execute so many instructions of sm_90 an element, and
+so many of those on bits: MXFP4 15 and 13, 5 and 5; NVFP4 15 and 13, 5 and 4; 16x16 15 and 12, 5 and 3; with the
+transform 15 and 19, 5 and 6; with stochastic rounding too 24 and 28, 12 and 12. Expected, rowwise and both: MXFP4 0.88
+and 0.72; NVFP4 with amaxes given 0.88 and 0.72, 16x16 0.75 and 0.6, with the transform 0.88 and 0.65, with stochastic
+rounding too 0.75 and 0.5. With amaxes measured: NVFP4 0.47 and 0.46, with the transform 0.45 and 0.42, with stochastic
+rounding too 0.4 and 0.36.
+
+decode32 multiplies in float32 without tensor cores: at most 0.06 of bfloat16 for 512 rows. few_rows reads half or a
+quarter of bfloat16's bytes: 0.5 to 1.5 for one row.
 
 decode executes, for each 16 x 8 x 16 that a warp multiplies in a tile of 128 x 128, so many instructions of PTX: 16 for
 fp8_tensor, 20 for MXFP8, MXFP4 and NVFP4, 21 for fp8_block, of which ptxas removes about a third, because they move
@@ -56,12 +67,18 @@ def quantizers() -> None:
     print(f"copy of 128 MiB: {copied / 1e12:.2f} TB/s")
 
     def of(spec: str, both: bool) -> str:
-        def call():
-            return torch.ops.quire.quantize(x, spec, True, both, 0, 0, None)
+        moved = 2 * x.numel()
 
-        moved = 2 * x.numel() + sum(t.numel() * t.element_size() for t in call() if t is not None)
-        took = seconds(call)
-        return f"{took * 1e6:.0f} us, {moved / took / copied:.3f} of a copy of as many bytes"
+        def share(*amaxes) -> str:
+            took = seconds(lambda: torch.ops.quire.quantize(x, spec, True, both, 0, 0, None, *amaxes))
+            return f"{took * 1e6:.0f} us, {moved / took / copied:.3f} of a copy of as many bytes"
+
+        results = torch.ops.quire.quantize(x, spec, True, both, 0, 0, None)
+        moved += sum(t.numel() * t.element_size() for t in results if t is not None)
+        if not spec.startswith(("fp8_tensor", "fp8_row", "nvfp4")):
+            return share()
+        amaxes = torch.ops.quire.amax(x, spec, True, both)
+        return f"{share()}; with amaxes given {share(amaxes[0], amaxes[1] if both else None)}"
 
     for spec in SPECS:
         for both in (False, True):

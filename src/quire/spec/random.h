@@ -9,13 +9,24 @@
 
 namespace quire {
 
+/// All 64 bits of a product. nvcc multiplies numbers of 64 bits in more instructions, even where they are small.
+constexpr uint64_t wide_product(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return uint64_t{a} * b;
+#endif
+}
+
 /// Philox4x32-10 (Salmon et al., SC 2011): key = seed, counter = (offset, block), low words first.
 constexpr std::array<uint32_t, 4> philox(uint64_t seed, uint64_t offset, uint64_t block) {
   std::array<uint32_t, 4> c{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32),
                             static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32)};
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c[0], p1 = uint64_t{0xCD9E8D57u} * c[2];
+    const uint64_t p0 = wide_product(0xD2511F53u, c[0]), p1 = wide_product(0xCD9E8D57u, c[2]);
     c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
          static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
     k0 += 0x9E3779B9u;

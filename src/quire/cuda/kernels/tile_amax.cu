@@ -11,20 +11,20 @@ __device__ void measure_tile(const TileAmaxJob& job) {
   const TilePlace place(job.groups, job.x.cols);
   if (place.group < 0) return;
   const Matrix x = group_matrix(job.x, job.each, place.group, job.groups[place.group]);
-  Seen<kDType> seen;
+  Largest<kDType> seen;
   each_run<kDType>(x, place, [&](int row, int col, const auto& words) {
     if (job.transformed) keep<kDType>(tile, row, col, words);
     QUIRE_UNROLL
     for (const uint32_t word : words) seen.add(word);
   });
-  seen.merge(false);
+  seen.merge();
   if (job.plain) {
-    const uint32_t bits = largest_of_block(seen.amax(0));
+    const uint32_t bits = largest_of_block(seen.of(0));
     if (threadIdx.x == 0) atomicMax(job.plain + place.group, bits);
   }
   if (!job.transformed) return;
   __syncthreads();
-  Seen<DType::bf16> columnwise;
+  Largest<DType::bf16> columnwise;
   using Share = ColumnShare<false>;
 #pragma unroll 1
   for (int turn = 0; turn < Share::kTurns; ++turn) {
@@ -37,8 +37,8 @@ __device__ void measure_tile(const TileAmaxJob& job) {
       for (const uint32_t word : words) columnwise.add(word);
     }
   }
-  columnwise.merge(false);
-  const uint32_t bits = largest_of_block(columnwise.amax(0));
+  columnwise.merge();
+  const uint32_t bits = largest_of_block(columnwise.of(0));
   if (threadIdx.x == 0) atomicMax(job.transformed + place.group, bits);
 }
 
@@ -53,26 +53,27 @@ __device__ void measure_lines(const TileAmaxJob& job) {
   __syncthreads();
   constexpr int words = kWords<kDType>, series = kRun / words;
   constexpr unsigned lanes = kRowLanes;
-  Seen<kDType> columns[words];
+  Largest<kDType> columns[words];
   each_run<kDType>(x, place, [&](int row, int, const auto& run) {
     QUIRE_UNROLL
     for (int w = 0; w < words; ++w) columns[w].add(run[w]);
-    Seen<kDType> seen;
-    seen.add(run, false);
-    seen.merge(false);
+    Largest<kDType> seen;
     QUIRE_UNROLL
-    for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit, false);
+    for (const uint32_t word : run) seen.add(word);
+    seen.merge();
+    QUIRE_UNROLL
+    for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit);
     if (job.rows && threadIdx.x % lanes == 0 && place.row + row < x.rows)
-      atomicMax(job.rows + group.begin + place.row + row, std::bit_cast<uint32_t>(seen.amax(0)));
+      atomicMax(job.rows + group.begin + place.row + row, std::bit_cast<uint32_t>(seen.of(0)));
   });
   if (!job.columns) return;
   QUIRE_UNROLL
   for (int w = 0; w < words; ++w) {
     QUIRE_UNROLL
-    for (unsigned bit = lanes; bit < 32; bit *= 2) columns[w].join(bit, false);
+    for (unsigned bit = lanes; bit < 32; bit *= 2) columns[w].join(bit);
     QUIRE_UNROLL
     for (int s = 0; s < series && threadIdx.x % 32 < lanes; ++s)
-      atomicMax(&most[threadIdx.x % lanes * kRun + w * series + s], std::bit_cast<uint32_t>(columns[w].amax(s)));
+      atomicMax(&most[threadIdx.x % lanes * kRun + w * series + s], std::bit_cast<uint32_t>(columns[w].of(s)));
   }
   __syncthreads();
   if (threadIdx.x < kTile && place.col + threadIdx.x < x.cols)

@@ -1,7 +1,7 @@
 // Codes of a run of values, by the fastest instructions that give the bits of quire/format and quire/spec.
 #pragma once
 
-#include "quire/cuda/kernels/tiles.cuh"
+#include "quire/cuda/kernels/e2m1_codes.cuh"
 #include "quire/spec/random.h"
 
 namespace quire::cuda {
@@ -31,18 +31,6 @@ __device__ uint8_t one_byte(float x) {
 #endif
 }
 
-/// encode_stochastic() with integers: codes of E2M1 from 1 on are the upper bits of their values.
-__device__ inline uint32_t stochastic_code(float x, uint32_t random) {
-  const uint32_t u = std::bit_cast<uint32_t>(x);
-  const float magnitude = std::bit_cast<float>(u & 0x7FFFFFFFu), clamped = magnitude < 8.0f ? magnitude : 8.0f;
-  const float step = clamped < 2.0f ? 0x1p-9f : clamped < 4.0f ? 0x1p-8f : 0x1p-7f;
-  const float t = static_cast<float>(static_cast<int32_t>(random)) * step + clamped;
-  const uint32_t code = t >= 1.0f ? (std::bit_cast<uint32_t>(t) >> 22) - 252u : t >= 0.5f ? 1u : 0u;
-  const uint32_t most = static_cast<uint32_t>(row(kPackedFormat).max_code());
-  const uint32_t with_sign = (code < most ? code : most) | u >> 31 << 3;
-  return magnitude != magnitude ? static_cast<uint32_t>(row(kPackedFormat).nan_code()) : with_sign;
-}
-
 /// decode(encode(x)) of E2M1 for what is not NaN: adding a large number rounds to a multiple of the step, ties to even.
 __device__ inline float rounded_to_e2m1(float x) {
   const float magnitude = fabsf(x), clamped = magnitude < 6.0f ? magnitude : 6.0f;
@@ -50,32 +38,44 @@ __device__ inline float rounded_to_e2m1(float x) {
   return copysignf(clamped + large - large, x);
 }
 
+/// 16 values of a line on their way to codes of 8 bits.
+struct ByteRun {
+  float v[kRun];
+
+  template <class Value>
+  __device__ ByteRun(float multiplier, float, Value&& value) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kRun; ++i) v[i] = value(i) * multiplier;
+  }
+};
+/// Made from a multiplier, the largest magnitude, which is NaN where a value is, and value(i).
+template <QuantSpec kSpec>
+using ScaledRun = std::conditional_t<kSpec.packed(), E2m1Run, ByteRun>;
+
 template <QuantSpec kSpec>
 inline constexpr int kCodeWords = kRun / (kSpec.packed() ? 8 : 4);  ///< of a run
 
 /// The codes of 16 values, the first one lowest.
 template <QuantSpec kSpec>
-__device__ std::array<uint32_t, kCodeWords<kSpec>> codes_of(const float (&x)[kRun],
+__device__ std::array<uint32_t, kCodeWords<kSpec>> codes_of(ScaledRun<kSpec>& run,
                                                             const std::array<uint32_t, 4>& random) {
-  std::array<uint32_t, kCodeWords<kSpec>> words{};
-  QUIRE_UNROLL
-  for (int i = 0; i < kRun; ++i) {
-    if constexpr (!kSpec.packed()) {
-      if (i % 2 == 0) words[i / 4] |= two_bytes<kSpec.element>(x[i], x[i + 1]) << i % 4 * 8;
-    } else if constexpr (kSpec.stochastic) {
-      words[i / 8] |= stochastic_code(x[i], random_byte(random, i)) << i % 8 * 4;
-    } else {
-      words[i / 8] |= static_cast<uint32_t>(encode_fast<kSpec.element>(x[i])) << i % 8 * 4;
-    }
+  if constexpr (kSpec.stochastic) {
+    return stochastic_codes(run, random);
+  } else if constexpr (kSpec.packed()) {
+    return rounded_codes(run);
+  } else {
+    std::array<uint32_t, kCodeWords<kSpec>> words{};
+    QUIRE_UNROLL
+    for (int i = 0; i < kRun; i += 2) words[i / 4] |= two_bytes<kSpec.element>(run.v[i], run.v[i + 1]) << i % 4 * 8;
+    return words;
   }
-  return words;
 }
 
 /// Writes the first `valid` codes of words, whole bytes; what is left of the last one is 0.
 template <bool kPacked, size_t kCount>
-__device__ void write_words(uint8_t* to, std::array<uint32_t, kCount> words, int64_t valid) {
-  constexpr int64_t per_word = kPacked ? 8 : 4;
-  if (valid >= static_cast<int64_t>(kCount) * per_word && reinterpret_cast<uintptr_t>(to) % (4 * kCount) == 0) {
+__device__ void write_words(uint8_t* to, std::array<uint32_t, kCount> words, int valid) {
+  constexpr int per_word = kPacked ? 8 : 4;
+  if (valid >= static_cast<int>(kCount) * per_word && reinterpret_cast<uintptr_t>(to) % (4 * kCount) == 0) {
     if constexpr (kCount == 1) *reinterpret_cast<uint32_t*>(to) = words[0];
     if constexpr (kCount == 2) *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
     if constexpr (kCount == 4) *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};

@@ -24,18 +24,20 @@ struct alignas(16) Squares {
     __syncthreads();
     each_run<kDType>(tile.x, tile.place, [&](int row, int col, const auto& words) {
       keep<kDType>(tile.memory, row, col, words);
-      Seen<kDType> seen;
-      seen.add(words, tile.spec.nan);
-      seen.merge(tile.spec.nan);
       // Lanes that have the same square: of a row, then of the rows of a warp.
       constexpr unsigned along = kSide / kRun, lanes = kRowLanes;
-      QUIRE_UNROLL
-      for (unsigned bit = 1; bit < along; bit *= 2) seen.join(bit, tile.spec.nan);
-      QUIRE_UNROLL
-      for (unsigned bit = lanes; bit < 32; bit *= 2) seen.join(bit, tile.spec.nan);
+      const Seen<kDType> seen([&](auto& largest) {
+        QUIRE_UNROLL
+        for (const uint32_t word : words) largest.add(word);
+        largest.merge();
+        QUIRE_UNROLL
+        for (unsigned bit = 1; bit < along; bit *= 2) largest.join(bit);
+        QUIRE_UNROLL
+        for (unsigned bit = lanes; bit < 32; bit *= 2) largest.join(bit);
+      });
       if (threadIdx.x % 32 >= lanes || threadIdx.x % along != 0) return;
-      atomicMax(&most[of(row, col)], std::bit_cast<uint32_t>(seen.amax(0)));
-      if (tile.spec.nan) atomicMax(&all[of(row, col)], std::bit_cast<uint32_t>(seen.total(0)));
+      atomicMax(&most[of(row, col)], std::bit_cast<uint32_t>(seen.most.of(0)));
+      atomicMax(&all[of(row, col)], std::bit_cast<uint32_t>(seen.all.of(0)));
     });
     __syncthreads();
   }
@@ -53,6 +55,8 @@ struct alignas(16) Squares {
     const int i = of(row, col);
     return {multiplier[i], stored[i], byte[i]};
   }
+  /// The largest magnitude of a square, or NaN.
+  __device__ float largest(int row, int col) const { return std::bit_cast<float>(all[of(row, col)]); }
 
  private:
   __device__ float amax(int i) const { return std::bit_cast<float>(most[i]); }

@@ -5,6 +5,7 @@
 #include "quire/cuda/kernels/groups.cuh"
 #include "quire/cuda/kernels/pairs.cuh"
 #include "quire/cuda/kernels/tiles.h"
+#include "quire/spec/hadamard.h"
 #include "quire/spec/scale.h"
 #include "quire/spec/value_lines.h"
 
@@ -46,62 +47,91 @@ __device__ uint32_t larger_or_nan(uint32_t a, uint32_t b) {
   return c;
 }
 
-/// What scales follow from, of as many series of values as a word has.
-template <DType kDType>
-struct Seen {
+/// The largest magnitudes of as many series of values as a word has: NaN is left out, or is the largest (kNan).
+template <DType kDType, bool kNan = false>
+struct Largest {
   static constexpr uint32_t kMagnitudes = kDType == DType::f32 ? 0x7FFFFFFFu : 0x7FFF7FFFu;
 
-  uint32_t most = 0;  ///< magnitudes, NaN left out
-  uint32_t all = 0;   ///< the same with NaN, where that is asked for
+  uint32_t bits = 0;
 
-  __device__ void add(uint32_t word) { most = larger<kDType>(most, word & kMagnitudes); }
-  __device__ void add_to_all(uint32_t word) { all = larger_or_nan<kDType>(all, word & kMagnitudes); }
-  template <size_t kCount>
-  __device__ void add(const std::array<uint32_t, kCount>& words, bool nan) {
-    QUIRE_UNROLL
-    for (const uint32_t word : words) add(word);
-    if (!nan) return;
-    QUIRE_UNROLL
-    for (const uint32_t word : words) add_to_all(word);
-  }
-
+  __device__ void add(uint32_t word) { take(word & kMagnitudes); }
   /// Takes what the lanes have that differ in one bit of their numbers; every lane of the warp calls this.
-  __device__ void join(unsigned bit, bool nan) {
-    most = larger<kDType>(most, __shfl_xor_sync(~0u, most, bit));
-    if (nan) all = larger_or_nan<kDType>(all, __shfl_xor_sync(~0u, all, bit));
+  __device__ void join(unsigned bit) { take(__shfl_xor_sync(~0u, bits, bit)); }
+  /// Of all series, which are one then.
+  __device__ void merge() {
+    if constexpr (kDType != DType::f32) take(bits >> 16);
   }
 
-  __device__ float amax(int series) const { return value_at<kDType>(std::array{most}, series); }
-  __device__ float total(int series) const { return value_at<kDType>(std::array{all}, series); }
-  __device__ bool finite(int series) const { return is_finite(total(series)); }
-  /// Of all series, which are one then.
-  __device__ void merge(bool nan) {
-    if constexpr (kDType == DType::f32) return;
-    most = larger<kDType>(most, most >> 16);
-    if (nan) all = larger_or_nan<kDType>(all, all >> 16);
+  __device__ float of(int series) const { return value_at<kDType>(std::array{bits}, series); }
+  __device__ bool has_nan() const { return of(0) != of(0) || (kDType != DType::f32 && of(1) != of(1)); }
+
+ private:
+  __device__ void take(uint32_t magnitudes) {
+    bits = kNan ? larger_or_nan<kDType>(bits, magnitudes) : larger<kDType>(bits, magnitudes);
   }
 };
 
-/// 16 values of a row, from `valid` on zeros.
+/// What scales of blocks follow from: amaxes, and the largest magnitudes with NaN.
 template <DType kDType>
-__device__ std::array<uint32_t, kWords<kDType>> read_run(const void* data, int64_t at, int64_t valid) {
-  using Raw = std::conditional_t<kDType == DType::f32, uint32_t, uint16_t>;
-  const Raw* const from = static_cast<const Raw*>(data) + at;
-  std::array<uint32_t, kWords<kDType>> words{};
-  if (valid >= kRun && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
-    QUIRE_UNROLL
-    for (int i = 0; i < kWords<kDType> / 4; ++i) {
-      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
-      words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+struct Seen {
+  Largest<kDType> most;
+  Largest<kDType, true> all;
+
+  /// through(largest) gives what there is to a Largest of either kind. Few tensors have NaN: only where there is one,
+  /// is all looked at again without it. Every lane of the warp calls this.
+  template <class Through>
+  __device__ explicit Seen(Through&& through) {
+    through(all);
+    most.bits = all.bits;
+    if (__any_sync(~0u, all.has_nan())) {
+      most.bits = 0;
+      through(most);
     }
+  }
+};
+
+/// Runs of a column of runs of a matrix, a number of rows apart.
+template <DType kDType>
+class RunReader {
+  using Raw = std::conditional_t<kDType == DType::f32, uint32_t, uint16_t>;
+
+ public:
+  using Words = std::array<uint32_t, kWords<kDType>>;
+
+  /// From element `at` of the matrix on, of which `valid` are of its row.
+  __device__ RunReader(const Matrix& x, int64_t at, int64_t valid, int rows)
+      : from_(static_cast<const Raw*>(x.data) + at),
+        step_(rows * x.row_stride),
+        valid_(static_cast<int>(valid < kRun ? valid : kRun)),
+        whole_(valid >= kRun && (reinterpret_cast<uintptr_t>(from_) | step_ * sizeof(Raw)) % sizeof(uint4) == 0) {}
+
+  /// The next run; from `valid` on it is zeros, and all of it where the matrix has no such row.
+  __device__ Words next(bool exists) {
+    const Raw* const from = from_;
+    from_ += step_;
+    Words words{};
+    if (exists && whole_) {
+      QUIRE_UNROLL
+      for (int i = 0; i < kWords<kDType> / 4; ++i) {
+        const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+        words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+      }
+      return words;
+    }
+    constexpr int per_word = kRun / kWords<kDType>;
+    const int valid = exists ? valid_ : 0;
+    QUIRE_UNROLL
+    for (int i = 0; i < kRun; ++i)
+      if (i < valid) words[i / per_word] |= static_cast<uint32_t>(from[i]) << i % per_word * 16;
     return words;
   }
-  constexpr int per_word = kRun / kWords<kDType>;
-  QUIRE_UNROLL
-  for (int i = 0; i < kRun; ++i)
-    if (i < valid) words[i / per_word] |= static_cast<uint32_t>(from[i]) << i % per_word * 16;
-  return words;
-}
+
+ private:
+  const Raw* from_;
+  int64_t step_;
+  int valid_;
+  bool whole_;
+};
 
 /// Where a block of threads works: a tile of a group. Each takes one, of as many as tiles_of() says.
 struct TilePlace {
@@ -130,24 +160,44 @@ __device__ inline int in_tile(int row, int col) { return row * static_cast<int>(
 /// Lanes that have the runs of a row of a tile.
 inline constexpr int kRowLanes = static_cast<int>(kTile) / kRun;
 
-/// Calls each(row, col) for the runs of rows of a tile that this thread has. Every lane of a warp is called as often,
-/// and kRowLanes consecutive lanes have a whole row.
-template <class Each>
-__device__ void each_place(Each&& each) {
-  constexpr int rows = static_cast<int>(kTileThreads) / kRowLanes;
-  const int col = static_cast<int>(threadIdx.x) % kRowLanes * kRun;
-#pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x) / kRowLanes; row < kTile; row += rows) each(row, col);
-}
+/// The runs of rows of a tile that this thread has: those of one column of runs, each so many rows after the last.
+inline constexpr int kRowStep = static_cast<int>(kTileThreads) / kRowLanes;
+__device__ inline int first_row() { return static_cast<int>(threadIdx.x) / kRowLanes; }
+__device__ inline int run_col() { return static_cast<int>(threadIdx.x) % kRowLanes * kRun; }
 
-/// The same with the values: each(row, col, words).
+/// A reader of them, and how many rows of the tile there are.
+template <DType kDType>
+struct TileReader {
+  RunReader<kDType> runs;
+  int rows;
+
+  __device__ TileReader(const Matrix& x, const TilePlace& place)
+      : runs(x, (place.row + first_row()) * x.row_stride + place.col + run_col(), x.cols - place.col - run_col(),
+             kRowStep),
+        rows(static_cast<int>(x.rows - place.row < kTile ? x.rows - place.row : kTile)) {}
+  __device__ typename RunReader<kDType>::Words at(int row) { return runs.next(row < rows); }
+};
+
+/// Calls each(row, col, words) for them. Every lane of a warp is called as often, and kRowLanes consecutive lanes have
+/// a whole row.
 template <DType kDType, class Each>
 __device__ void each_run(const Matrix& x, const TilePlace& place, Each&& each) {
-  each_place([&](int row, int col) {
-    const int64_t line = place.row + row;
-    each(row, col,
-         read_run<kDType>(x.data, line * x.row_stride + place.col + col, line < x.rows ? x.cols - place.col - col : 0));
-  });
+  TileReader<kDType> reader(x, place);
+#pragma unroll 1
+  for (int row = first_row(); row < kTile; row += kRowStep) each(row, run_col(), reader.at(row));
+}
+
+/// The same where there is much to do with a run: the next one is read in the meantime.
+template <DType kDType, class Each>
+__device__ void each_run_ahead(const Matrix& x, const TilePlace& place, Each&& each) {
+  TileReader<kDType> reader(x, place);
+  auto next = reader.at(first_row());
+#pragma unroll 1
+  for (int row = first_row(); row < kTile; row += kRowStep) {
+    const auto words = next;
+    next = reader.at(row + kRowStep);
+    each(row, run_col(), words);
+  }
 }
 
 /// Keeps a run of a row in the tile's shared memory.
@@ -199,13 +249,37 @@ struct Columns {
   __device__ float value(int row, int col) const { return value_at<kDType>(rows[row], col); }
 };
 
+/// hadamard16() of numbers of 16 bits: a quarter of one is exact, so additions take it from a multiplication that is
+/// not rounded. Nothing is -0 from the first one on, because +0 is added to it.
+__device__ inline void hadamard16_of_halves(float (&v)[kRun], bool signs) {
+  static_assert(kHadamardSize == kRun);
+  const auto quarter = [&](int i) { return signs && (kHadamardSigns >> i & 1u) ? -0.25f : 0.25f; };
+  QUIRE_UNROLL
+  for (int i = 0; i < kRun; i += 2) {
+    const float a = __fmaf_rn(v[i], quarter(i), 0.0f), b = v[i + 1];
+    v[i] = __fmaf_rn(b, quarter(i + 1), a), v[i + 1] = __fmaf_rn(b, -quarter(i + 1), a);
+  }
+  QUIRE_UNROLL
+  for (int stride = 2; stride < kRun; stride *= 2) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kRun; ++i) {
+      if (i & stride) continue;
+      const float a = v[i], b = v[i + stride];
+      v[i] = a + b, v[i + stride] = a - b;
+    }
+  }
+}
+
 /// A column of a tile after the Hadamard transform, which gives bfloat16.
 template <DType kDType, int kCols>
 __device__ std::array<uint32_t, kRun / 2> transformed(const Columns<kDType, kCols>& columns, int col, bool signs) {
   float v[kRun];
   QUIRE_UNROLL
   for (int r = 0; r < kRun; ++r) v[r] = columns.value(r, col);
-  hadamard16(v, signs);
+  if constexpr (kDType == DType::f32)
+    hadamard16(v, signs);
+  else
+    hadamard16_of_halves(v, signs);
   std::array<uint32_t, kRun / 2> words;
   QUIRE_UNROLL
   for (int i = 0; i < kRun / 2; ++i) words[i] = pair_of<DType::bf16>(v[2 * i], v[2 * i + 1]);
