@@ -82,19 +82,23 @@ mapfile -t of_kernels < <(shards 4 QUIRE_CUDA_TESTS=gpu "${kernels[@]}")
 
 # Nothing here is timed, so all of it runs at once.
 export OMP_NUM_THREADS=2
-begin "kernels against the CPU" 150 "${of_kernels[@]}"
+begin "kernels against the CPU" 130 "${of_kernels[@]}"
 begin "what is installed" 60 python3 -m quire.info
-begin "golden vectors of quantizers" 120 python3 -m quire.info --check --device cuda
+begin "golden vectors of quantizers" 90 python3 -m quire.info --check --device cuda
 # Many tests compare with the CPU or with other sizes of a batch, bit for bit: the reference has the CPU's reference's.
-begin "golden vectors, operators and layers, products by the reference" 150 "$references" "${quick[@]}"
-begin "the same, products by the rows that come first" 150 "${quick[@]}"
-begin "features in every way to run them" 170 "${tests[@]}" -n 5 --maxfail=60 tests/python/test_every_way.py
-begin "ranks that share the GPU, and NCCL" 150 "$references" "${tests[@]}" tests/python/distributed/test_ranks_on_a_device.py
+begin "golden vectors, operators and layers, products by the reference" 130 "$references" "${quick[@]}"
+begin "the same, products by the rows that come first" 130 "${quick[@]}"
+begin "features in every way to run them" 130 "${tests[@]}" -n 5 --maxfail=60 tests/python/test_every_way.py
+begin "ranks that share the GPU, and NCCL" 130 "$references" "${tests[@]}" tests/python/distributed/test_ranks_on_a_device.py
+for question in captured compiled; do
+  begin "question: $question.py" 130 python3 tools/gpu_questions/$question.py
+done
 finish
 unset OMP_NUM_THREADS
 
 for question in tools/gpu_questions/*; do
   case $question in
+    */captured.py | */compiled.py) ;;
     *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;
     *.sh) part "question: $(basename "$question")" 60 bash "$question" "$build" ;;
   esac

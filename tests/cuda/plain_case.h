@@ -8,12 +8,17 @@
 
 namespace quire::testing {
 
-/// The operands of one product as numbers of the result's dtype.
+/// The operands of one product as numbers of the result's dtype; weights that a row multiplies exactly as they are.
 struct PlainReader {
   const MatmulProblem& p;
+  bool exact_weights = false;
 
   double a(int64_t i, int64_t l) const { return number(p.a, p.transpose_a ? l : i, p.transpose_a ? i : l); }
-  double b(int64_t l, int64_t j) const { return number(p.b, p.transpose_b ? j : l, p.transpose_b ? l : j); }
+  double b(int64_t l, int64_t j) const {
+    const int64_t row = p.transpose_b ? j : l, col = p.transpose_b ? l : j;
+    return exact_weights ? static_cast<double>(load_element(p.b.data, p.b.dtype, row * p.b.row_stride + col))
+                         : number(p.b, row, col);
+  }
   double bias(int64_t j) const { return p.bias.data ? in_dtype(load_element(p.bias.data, p.bias.dtype, j)) : 0; }
   int64_t contraction() const { return p.transpose_a ? p.a.rows : p.a.cols; }
 
@@ -37,16 +42,18 @@ inline MutableMatrix rows_of(MutableMatrix m, int64_t begin, int64_t rows) {
   return m;
 }
 
-/// Calls one(product of plain matrices) for each group that has rows. The CPU decodes weights in codes.
+/// Calls one(product of plain matrices) for each group that has rows. The CPU decodes weights in codes, to float32 if
+/// they are exact.
 template <class One>
-void each_matmul(const MatmulProblem& p, const One& one) {
+void each_matmul(const MatmulProblem& p, const One& one, bool exact_weights = false) {
   const int64_t count = p.groups.count;
   Matrix b = p.b;
   std::vector<std::byte> memory;
   if (p.codes) {
     const int64_t rows = p.codes->rows(), cols = p.codes->cols();
-    memory.resize(static_cast<size_t>(rows * cols * size_of(p.out.dtype)));
-    const MutableMatrix decoded{memory.data(), p.out.dtype, rows, cols, cols};
+    const DType dtype = exact_weights ? DType::f32 : p.out.dtype;
+    memory.resize(static_cast<size_t>(rows * cols * size_of(dtype)));
+    const MutableMatrix decoded{memory.data(), dtype, rows, cols, cols};
     dispatch(DequantizeProblem{.spec = p.codes->spec,
                                .rows = rows,
                                .cols = cols,
@@ -127,16 +134,20 @@ struct PlainLimits {
   double value = 0, off = 0;
 };
 
-/// How many roundings of 2^-24, of all magnitudes together, a row may be off by (numerics.md 7.5).
+/// Whether a row multiplies the numbers of codes without rounding them to the result's dtype (numerics.md 7.7).
+inline bool has_exact_weights(std::string_view row) { return row == "skinny"; }
+
+/// How many roundings of 2^-24, of all magnitudes together, a row may be off by (numerics.md 7.5): weights in float32
+/// have three of their own.
 inline double plain_bound(std::string_view row, int64_t contraction) {
   if (row == "tiles32") return static_cast<double>(contraction + 6);
   if (row == "pipelined") return static_cast<double>(18 * ceil_div(contraction, int64_t{8}) + 6);
   return static_cast<double>(18 * std::min<int64_t>(ceil_div(contraction, int64_t{8}), 16) +
-                             ceil_div(contraction, int64_t{128}) + 6);
+                             ceil_div(contraction, int64_t{128}) + 6 + (has_exact_weights(row) ? 3 : 0));
 }
 
 inline PlainLimits limits_of(const MatmulProblem& q, std::string_view row, int64_t i, int64_t j) {
-  const PlainReader read{q};
+  const PlainReader read{q, has_exact_weights(row)};
   double sum = read.bias(j), magnitude = std::fabs(sum);
   for (int64_t l = 0; l < read.contraction(); ++l) {
     const double term = read.a(i, l) * read.b(l, j);
@@ -156,11 +167,12 @@ inline void expect_within(ProductCases& cases, const MatmulProblem& p, const Out
   const std::string before(begin, static_cast<size_t>(o.bytes));
   std::map<const char*, PlainLimits> limits;
   const int64_t width = size_of(o.out.dtype);
-  each_matmul(p, [&](const MatmulProblem& q) {
+  const auto put_limits = [&](const MatmulProblem& q) {
     for (int64_t i = 0; i < q.out.rows; ++i)
       for (int64_t j = 0; j < q.out.cols; ++j)
         limits[static_cast<const char*>(q.out.data) + (i * q.out.row_stride + j) * width] = limits_of(q, row, i, j);
-  });
+  };
+  each_matmul(p, put_limits, has_exact_weights(row));
   dispatch(p, host());
   const std::string rest(begin, static_cast<size_t>(o.bytes));
   std::memcpy(begin, before.data(), before.size());

@@ -19,7 +19,7 @@ TEST(Products, OfTheReferenceHaveTheBitsOfTheCpusForEverySpecOfARecipe) {
 std::vector<std::string_view> quick_rows(ProductCases& cases, const GemmProblem& p) {
   std::vector<std::string_view> found;
   for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device))
-    if (row.name != "reference" && row.name != "pipelined_bf16" && row.name != "decode" &&
+    if (row.name != "reference" && row.name != "pipelined_bf16" && row.name != "decode" && row.name != "skinny" &&
         !row.name.starts_with("cublaslt") && row.takes(p, cases.twins().device))
       found.push_back(row.name);
   return found;
@@ -79,7 +79,7 @@ TEST(Products, OfQuickRowsAreWithinTheBoundOfTheContract) {
 }
 
 /// The first rows of a batch alone give the bits that they have in it, by each row of the table that takes both. (Of
-/// NVIDIA's library nothing is promised: numerics.md 7.6.)
+/// NVIDIA's library nothing is promised: numerics.md 7.6. test_skinny.cpp has its own test.)
 TEST(Products, OfARowDoNotDependOnItsBatch) {
   ProductCases cases(14);
   constexpr int64_t rows = 66, cols = 130, length = 144;
@@ -96,7 +96,9 @@ TEST(Products, OfARowDoNotDependOnItsBatch) {
     for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device)) {
       const Output o = cases.output(DType::f32, rows, cols);
       const GemmProblem whole{.a = a, .b = b, .out = o.out};
-      if (row.name.starts_with("cublaslt") || (row.name == "exact" && !row.takes(whole, cases.twins().device))) continue;
+      if (row.name.starts_with("cublaslt") || row.name == "skinny" ||
+          (row.name == "exact" && !row.takes(whole, cases.twins().device)))
+        continue;
       const bool few_rows = row.name == "few_rows";
       const MutableMatrix all = product_of(few_rows ? 16 : rows, row.name);
       for (const int64_t few : few_rows ? std::vector<int64_t>{1, 2, 4, 5} : std::vector<int64_t>{1, 17}) {
@@ -121,21 +123,23 @@ TEST(Products, SayWhichRowRuns) {
         cases.twins().device);
   };
   EXPECT_EQ(explained("nvfp4", "mxfp8", 16),
-            "few_rows: runs\ncublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
+            "skinny: runs\nfew_rows: not asked, skinny comes first\n"
+            "cublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "cublaslt_bf16: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
-            "pipelined_bf16: not asked, few_rows comes first\ndecode: not asked, few_rows comes first\nexact: takes "
+            "pipelined_bf16: not asked, skinny comes first\ndecode: not asked, skinny comes first\nexact: takes "
             "4-bit codes, whose block sums are exact "
-            "in any order, but an operand is mxfp8\ndecode32: not asked, few_rows comes first\n"
-            "reference: not asked, few_rows comes first\n");
-  EXPECT_EQ(explained("nvfp4", "mxfp8", 17),
-            "few_rows: takes at most 16 rows of a, which can have 17; decode reads their codes less often\n"
+            "in any order, but an operand is mxfp8\ndecode32: not asked, skinny comes first\n"
+            "reference: not asked, skinny comes first\n");
+  EXPECT_EQ(explained("nvfp4", "mxfp8", 65),
+            "skinny: takes at most 64 rows of a, or 16 for each group on average, but a has 65\n"
+            "few_rows: takes at most 16 rows of a, which can have 65; decode reads their codes less often\n"
             "cublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "cublaslt_bf16: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
             "pipelined_bf16: runs\ndecode: not asked, pipelined_bf16 comes first\n"
             "exact: takes 4-bit codes, whose block sums are exact in any order, but an operand is mxfp8\n"
             "decode32: not asked, pipelined_bf16 comes first\n"
             "reference: not asked, pipelined_bf16 comes first\n");
-  const std::string of_blocks = explained("fp8_block", "mxfp8", 17);
+  const std::string of_blocks = explained("fp8_block", "mxfp8", 65);
   EXPECT_NE(
       of_blocks.find("\npipelined_bf16: takes codes that are numbers of bfloat16 under the scales of their blocks, "
                      "but scales of fp8_block are float32\ndecode: runs\n"),

@@ -51,9 +51,13 @@ TEST(Products, RunOnEachChipByTheRowsThatTheDocumentNames) {
     std::array<std::string_view, 3> specs;
     int64_t tokens = 512;
     bool groups = false;
+    int only = -1;  ///< the product that is asked for
   };
   constexpr std::array lines{
-      Line{"at most 16 tokens, any spec, f and d", {"nvfp4", "mxfp8", "fp8_row"}, 16},
+      Line{"at most 64 tokens, f", {"nvfp4", "mxfp8", "fp8_row"}, 64, false, 0},
+      Line{"at most 64 tokens, d but of `mxfp8` w", {"mxfp8", "nvfp4", "fp8_row:e5m2"}, 64, false, 1},
+      Line{"at most 16 tokens, d of `mxfp8` w", {"mxfp8", "mxfp8", "mxfp8"}, 16, false, 1},
+      Line{"8 groups of together at most 128 tokens, f", {"fp8_row", "mxfp4", "fp8_row"}, 128, true, 0},
       Line{"`fp8_tensor`", {"fp8_tensor", "fp8_tensor", "fp8_tensor:e5m2"}},
       Line{"`fp8_row`", {"fp8_row", "fp8_row", "fp8_row:e5m2"}},
       Line{"`fp8_block`, w `128x128`", {"fp8_block", "fp8_block:128x128", "fp8_block"}},
@@ -71,7 +75,7 @@ TEST(Products, RunOnEachChipByTheRowsThatTheDocumentNames) {
     for (const int number : {80, 89, 90, 100, 120}) {
       cases.pretend(chip(number));
       auto products = products_of(line.specs, line.tokens, DType::bf16, line.groups);
-      if (line.tokens <= 16) products[2] = products[0];  // w has as many rows as there are outputs
+      if (line.only >= 0) products.fill(products[static_cast<size_t>(line.only)]);
       table += text(" | ", rows_that_run(cases, products));
       if (number != 100) continue;
       cases.pretend(chip(103));
@@ -94,6 +98,7 @@ TEST(Products, AreExplainedRowByRow) {
                         cases.twins().device);
   };
   const std::string few =
+      "skinny: takes at most 64 rows of a, or 16 for each group on average, but a has 512\n"
       "few_rows: takes at most 16 rows of a, which can have 512; decode reads their codes less often\n";
   EXPECT_TRUE(explained(90, "").starts_with(few + "cublaslt: runs\n")) << explained(90, "");
   EXPECT_TRUE(explained(80, "").starts_with(few +

@@ -1,5 +1,7 @@
 // Products of plain matrices on the CUDA device: the reference has the bits of the CPU's, and the library that is lent
 // gets plain matrices.
+#include <functional>
+
 #include "cuda/plain_case.h"
 #include "quire/device/library.h"
 
@@ -93,19 +95,19 @@ TEST(Matmuls, OfOneTensorGoToTheLibraryThatIsLentAndGroupsDoNot) {
   MatmulProblem p{.a = cases.matrix(DType::bf16, 20, 3), .b = cases.matrix(DType::bf16, 3, 6), .out = y.out};
   const Context& context = cases.twins().device;
   EXPECT_EQ(explain_choice(p, context),
-            "few_rows: takes at most 16 rows of a, which can have 20\n"
+            "skinny: takes weights in codes\nfew_rows: takes at most 16 rows of a, which can have 20\n"
             "library: no library is lent to multiply plain matrices (set_matmul)\n"
             "pipelined: copies 16 bytes at a time, but rows of a or b do not begin at multiples of 16 bytes, or do not "
             "have a multiple of 8 columns\ntiles: runs\n"
             "tiles32: not asked, tiles comes first\nreference: not asked, tiles comes first\n");
-  const Lent library;
+  const Lent library(cases.twins().device);
   cases.expect_bits(p, y, "library", [&] { reference::matmul(p); });
   EXPECT_EQ(library.problems, std::vector<std::string>{to_string(p)});
   MatmulProblem grouped = p;
   grouped.groups = cases.groups({1, 20}, 20);
   grouped.b = cases.matrix(DType::bf16, 6, 6);
   EXPECT_EQ(explain_choice(grouped, context),
-            "few_rows: takes at most 16 rows of a, which can have 20\n"
+            "skinny: takes weights in codes\nfew_rows: takes at most 16 rows of a, which can have 20\n"
             "library: takes one product, but the problem has groups\n"
             "pipelined: copies 16 bytes at a time, but rows of a or b do not begin at multiples of 16 bytes, or do not "
             "have a multiple of 8 columns\ntiles: runs\n"
@@ -131,7 +133,7 @@ TEST(Matmuls, OfOneTensorInCodesAreDecodedForTheLibrary) {
         const auto by_cpu = [&] {
           each_matmul(p, [&](const MatmulProblem& q) { expected = to_string(q), reference::matmul(q); });
         };
-        const Lent library;
+        const Lent library(cases.twins().device);
         cases.expect_bits(p, y, "library", by_cpu);
         EXPECT_EQ(library.problems, std::vector<std::string>{expected});
         const std::vector<Side> sides{

@@ -59,6 +59,11 @@ const std::vector<Subject>& subjects() {
       {"exact.ptx", "TensorProducts.OfFourBit*", {"barrier", "index", "matrix"}, {"exact_16"}},
       {"plain_tiles.ptx", "PlainProducts.OfAWholeTile*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
       {"pipelined_bf16.ptx", "Pipelined.WholeTiles*", {"barrier", "matrix"}, {"plain_bf16_128_along"}},
+      {"skinny.ptx",
+       "Skinny.OfPlainRows*:Skinny.OfGroups*",
+       {"barrier", "index"},
+       {"skinny_two_level_16", "skinny_f32_64"}},
+      {"skinny_rows.ptx", "Skinny.OfGroups*", {"index"}, {}},
       {"plain_few_rows.ptx", "PlainProducts.OfFewRows*", {"barrier", "index"}, {"plain_few_bf16_4"}},
       {"dequantize_vector.ptx", "Dequantize.VectorsTakeLines*:Dequantize.VectorsTakeGroups*", {"index"}, {}},
       {"permute_vector.ptx", "CudaRows.MoveAnd*", {"shuffle"}, {}},
@@ -76,7 +81,7 @@ bool changes_nothing(const Mutant& m) {
   // float32.
   const auto has = [&](const char* part) { return m.before.find(part) != std::string::npos; };
   const bool of_product = m.function == "decode_64" || m.function == "decode_operand" || m.function == "exact_16" ||
-                          m.function.starts_with("plain_");
+                          m.function.starts_with("plain_") || m.function.starts_with("skinny_");
   return of_product && (has("6memory+") || (has("ld.shared.") && !has(".f32")));
 }
 

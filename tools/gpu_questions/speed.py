@@ -14,8 +14,18 @@ and 0.72; NVFP4 with amaxes given 0.88 and 0.72, 16x16 0.75 and 0.6, with the tr
 rounding too 0.75 and 0.5. With amaxes measured: NVFP4 0.47 and 0.46, with the transform 0.45 and 0.42, with stochastic
 rounding too 0.4 and 0.36.
 
-decode32 multiplies in float32 without tensor cores: at most 0.06 of bfloat16 for 512 rows. few_rows reads half or a
-quarter of bfloat16's bytes: 0.5 to 1.5 for one row.
+decode32 multiplies in float32 without tensor cores: at most 0.06 of bfloat16 for 512 rows.
+
+skinny, which up to 64 rows computes both kinds of products, executes so many instructions of SASS for each code of w
+and up to 16 rows: 4.6 for fp8, 5.2 for mxfp8, 4.3 for mxfp4, 3.9 for nvfp4. (plain_few_rows has 154 to 192 registers,
+so 8 warps on a multiprocessor, which have 16 KB of fp8 or 8 KB of 4 bits on their way when all wait; 32 to 40 KB fill
+the memory. It was measured at 0.5 to 0.8 TB/s. skinny has 128 registers, so 16 warps, and twice as much in each lane:
+32 to 64 KB.) A multiprocessor of an H100 starts four in a cycle, of 32 lanes each: about 3 if none waits. Memory
+brings it 15 codes of a byte or 29 of 4 bits in a cycle. So fp8 needs 2.1 instructions a cycle and mxfp8 2.4 at the
+full bandwidth, mxfp4 3.9 and nvfp4 3.5: 2.6 TB/s of w for fp8 and mxfp8 with 1 to 16 rows (52 and 54 us of 8192 x
+16384), 2.2 to 2.4 for nvfp4 (32 us), 2.0 to 2.3 for mxfp4 (34 us), and 3 to 5 us for the kernel that writes x. 64
+rows: 28 us of tensor cores beside 15 us of decoding in two warps for each quarter of a multiprocessor, and x from the
+L2 cache once for each 128 columns: 65 us for fp8, 55 us for 4 bits.
 
 decode executes, for each 16 x 8 x 16 that a warp multiplies in a tile of 128 x 128, so many instructions of PTX: 16 for
 fp8_tensor, 20 for MXFP8, MXFP4 and NVFP4, 21 for fp8_block, of which ptxas removes about a third, because they move

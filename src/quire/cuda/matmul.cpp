@@ -5,6 +5,7 @@
 #include "quire/cuda/grouped.h"
 #include "quire/cuda/quantize.h"
 #include "quire/cuda/rows.h"
+#include "quire/cuda/skinny.h"
 #include "quire/device/library.h"
 
 namespace quire::cuda {
@@ -203,13 +204,15 @@ bool takes_wide_tiles(const MatmulProblem& p, const Context& context) {
   return enough_for_wide_tiles(p.groups.count, rows, p.out.cols, context);
 }
 
-// few_rows reads a weight once, and the tensor cores sum its cuts: in which order depends on the contraction alone.
-// library is PyTorch's product, with a weight in codes decoded first. It takes one product: where groups end is known
-// to kernels alone. pipelined is the fast row of groups; it decodes weights first too, and sums whole contractions in
-// the tensor cores. tiles takes operands of any dtype wherever they lie: tensor cores sum its cuts, as those of decode.
-// tiles32 sums as decode32 does, and rounds operands to out's dtype before. In these three nothing depends on other
-// rows. The reference sums in double.
-constinit const Rows<MatmulProblem, 6> kMatmul{{{"few_rows", refuses_few_rows, matmul_few_rows},
+// skinny multiplies weights in codes as it does those of gemm: they are exact in bfloat16, and their scales multiply
+// sums. few_rows reads a weight once, rounded to out's dtype, and the tensor cores sum its cuts: in which order depends
+// on the contraction alone. library is PyTorch's product, with a weight in codes decoded first. It takes one product:
+// where groups end is known to kernels alone. pipelined is the fast row of groups; it decodes weights first too, and
+// sums whole contractions in the tensor cores. tiles takes operands of any dtype wherever they lie: tensor cores sum its
+// cuts, as those of decode. tiles32 sums as decode32 does, and rounds operands to out's dtype before. In these three
+// nothing depends on other rows. The reference sums in double.
+constinit const Rows<MatmulProblem, 7> kMatmul{{{"skinny", refuses_skinny, multiply_skinny},
+                                                {"few_rows", refuses_few_rows, matmul_few_rows},
                                                 {"library", refuses_library, matmul_library},
                                                 {"pipelined", refuses_pipelined, matmul_pipelined},
                                                 {"tiles", refuses_tiles, matmul_tiles},

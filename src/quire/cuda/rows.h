@@ -19,10 +19,10 @@ extern const Rows<ReorderProblem> kReorder;
 extern const Rows<DequantizeProblem, 2> kDequantize;
 
 // gemm.cpp
-extern const Rows<GemmProblem, 8> kGemm;
+extern const Rows<GemmProblem, 9> kGemm;
 
 // matmul.cpp
-extern const Rows<MatmulProblem, 6> kMatmul;
+extern const Rows<MatmulProblem, 7> kMatmul;
 
 // pointwise.cpp
 extern const Rows<ColumnSumProblem> kColumnSum;

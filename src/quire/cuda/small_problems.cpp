@@ -7,6 +7,7 @@
 #include "quire/cuda/gemm.h"
 #include "quire/cuda/kernels/gemm.h"
 #include "quire/cuda/sides.h"
+#include "quire/cuda/skinny.h"
 #include "quire/cuda/trial.h"
 #include "quire/spec/fingerprint_rule.h"
 
@@ -51,13 +52,26 @@ uint64_t kind(const Routing& r) {
 /// x's dtype; of a list, its members'.
 DType dtype_of(const QuantizeProblem& p) { return p.each.empty() ? p.x.dtype : p.each[0].dtype; }
 
-/// Products that have few rows go to kernels of their own: how many a small product has.
-int64_t small_rows(int64_t rows) {
-  constexpr int64_t few = 16, many = 72;
-  return rows <= few ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, 1)))) : many;
+/// Products that have few rows go to kernels of their own: how many a small product has, of each of its groups unless
+/// ends say where they are. groups: of the rows, of which there are `rows` altogether.
+int64_t small_rows(const RowGroups& groups, int64_t rows) {
+  constexpr int64_t few = 16, some = 40, many = 72;
+  const int64_t most = groups.ends.data ? rows : rows / groups.count;
+  switch (skinny_kernel(groups, rows)) {
+    case SkinnyKernel::narrow:
+      return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(most, 1, few))));
+    case SkinnyKernel::wide:
+      return groups.count > 1 && !groups.ends.data ? some / 2 : some;
+    default:
+      return many;
+  }
 }
-int64_t rows_of_each(const GemmProblem& p) {
-  return p.a.direction == Direction::rowwise && !p.a.groups.ends.data ? p.a.outer / p.a.groups.count : p.a.outer;
+/// Of a product of a GemmProblem, whose groups are rows or the contraction.
+int64_t small_rows(const GemmProblem& p) {
+  return small_rows(p.a.direction == Direction::rowwise ? p.a.groups : RowGroups{}, p.a.outer);
+}
+int64_t small_rows(const MatmulProblem& p) {
+  return p.transpose_a ? small_rows({}, p.a.cols) : small_rows(p.groups, p.a.rows);
 }
 
 /// The sizes of a product that has that many rows.
@@ -136,13 +150,13 @@ DequantizeProblem small_like(const DequantizeProblem& like, Trial& trial) {
 
 uint64_t kind_of(const GemmProblem& p, const Context& context) {
   return kind(kind(p.a), kind(p.b), p.out.dtype, kind(Vector{p.bias, p.bias_dtype}),
-              bits(p.addend, takes_large_tiles(p, context), takes_wide_tiles(p, context)), small_rows(rows_of_each(p)));
+              bits(p.addend, takes_large_tiles(p, context), takes_wide_tiles(p, context)), small_rows(p));
 }
 
 GemmProblem small_like(const GemmProblem& like, Trial& trial) {
   const Context& context = trial.terms.context;
   const bool large_tiles = takes_large_tiles(like, context);
-  auto [rows, n, k] = sizes_of(small_rows(rows_of_each(like)), trial);
+  auto [rows, n, k] = sizes_of(small_rows(like), trial);
   if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
   if (takes_wide_tiles(like, context)) n *= 4;
   const bool by_rows = like.a.direction == Direction::rowwise, result = trial.terms.wanted == Wanted::result;
@@ -170,13 +184,13 @@ uint64_t kind_of(const MatmulProblem& p, const Context& context) {
   const uint64_t codes = p.codes ? kind(p.codes->spec) : 0;
   return kind(p.a.dtype, dtype_of_b(p), p.out.dtype,
               bits(p.transpose_a, p.transpose_b, takes_large_tiles(p, context), takes_wide_tiles(p, context)),
-              kind(p.bias), kind(p.groups), codes, small_rows(most_rows(p)));
+              kind(p.bias), kind(p.groups), codes, small_rows(p));
 }
 
 MatmulProblem small_like(const MatmulProblem& like, Trial& trial) {
   const Context& context = trial.terms.context;
   const bool large_tiles = takes_large_tiles(like, context), positive = trial.terms.wanted == Wanted::magnitude;
-  auto [rows, n, k] = sizes_of(small_rows(most_rows(like)), trial);
+  auto [rows, n, k] = sizes_of(small_rows(like), trial);
   if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
   if (takes_wide_tiles(like, context)) n *= 4;
   const auto matrix = [&](DType dtype, int64_t of_rows, int64_t cols) {

@@ -32,7 +32,7 @@ def gathered(device):
 
     library = torch.library.Library("_c10d_functional", "IMPL")
     for name, kernel in {"all_gather_into_tensor": gather, "all_gather_into_tensor_coalesced": gather_all}.items():
-        library.impl(name, kernel, "CPU" if device.type == "cpu" else "PrivateUse1")
+        library.impl(name, kernel, {"cpu": "CPU", "cuda": "CUDA"}.get(device.type, "PrivateUse1"))
     yield starts
     library._destroy()
 
@@ -53,11 +53,11 @@ def weight_gradient(device, recipe, gathered, watch):
         gathered.clear()
         with watch():
             (dw,) = torch.autograd.grad(y, layer.weight, dy.to(device))
-    whole = quire.Linear(IN, OUT // SIZE, bias=False)
-    whole.load_state_dict({"weight": layer.weight.detach().cpu()}, strict=False)
+    whole = quire.Linear(IN, OUT // SIZE, bias=False).to(device)
+    whole.load_state_dict({"weight": layer.weight.detach()}, strict=False)
     with quire.autocast(recipe is not None, recipe=recipe):
-        y = whole(torch.cat([x] * SIZE))
-    assert torch.equal(dw.cpu(), torch.autograd.grad(y, whole.weight, dy)[0])
+        y = whole(torch.cat([x] * SIZE).to(device))
+    assert torch.equal(dw.cpu(), torch.autograd.grad(y, whole.weight, dy.to(device))[0].cpu())
     return len([start for start in gathered if start not in saved])
 
 
