@@ -37,8 +37,8 @@ class _State(threading.local):
 
 _Active = tuple[bool, Recipe | None, Rule]
 _STATE = _State()
-#: Under this name PyTorch keeps the attributes of _STATE of a thread, and carries those of the thread that calls backward
-#: to autograd's threads, which is the only way from them to that thread.
+#: Under this name PyTorch keeps the attributes of _STATE of a thread. It carries those of the thread that calls
+#: backward to autograd's threads, which is the only way from them to that thread.
 _CARRIED = "quire.autocast"
 
 

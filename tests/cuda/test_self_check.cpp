@@ -85,12 +85,12 @@ TEST_F(SelfCheck, ComparesEachRowOfTheTablesOnceForAKindOfProblemAndADevice) {
     EXPECT_EQ(launches_of(p), unchecked);
   });
   EXPECT_EQ(warnings, std::vector<std::string>());
-  for (const char* row :
-       {"quantize:tiles",    "amax:tiles",     "dequantize:vector", "gemm:skinny",    "gemm:few_rows",
-        "gemm:pipelined_bf16", "gemm:decode",  "gemm:decode32", "matmul:skinny", "matmul:pipelined",
-        "matmul:tiles",      "matmul:tiles32", "norm:vector",       "norm_grad:vector", "activation:vector",
-        "activation_grad:vector", "route:warp", "route_grad:warp",   "limit_capacity:block", "expert_rows:block",
-        "permute:vector",    "unpermute:vector", "unpermute_dot:vector"})
+  for (const char* row : {"quantize:tiles", "amax:tiles",          "dequantize:vector",    "gemm:skinny",
+                          "gemm:few_rows",  "gemm:pipelined_bf16", "gemm:decode",          "gemm:decode32",
+                          "matmul:skinny",  "matmul:pipelined",    "matmul:tiles",         "matmul:tiles32",
+                          "norm:vector",    "norm_grad:vector",    "activation:vector",    "activation_grad:vector",
+                          "route:warp",     "route_grad:warp",     "limit_capacity:block", "expert_rows:block",
+                          "permute:vector", "unpermute:vector",    "unpermute_dot:vector"})
     EXPECT_TRUE(compared.contains(row)) << row;
 }
 

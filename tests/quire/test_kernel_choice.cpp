@@ -70,7 +70,8 @@ TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
   EXPECT_EQ(forced_kernel("quantize:reference", "quantize", "cpu"), "reference");
   EXPECT_EQ(forced_kernel("quantize:reference", "gemm", "cpu"), "");
   EXPECT_EQ(forced_kernel("quantize:reference,gemm:generic", "gemm", "cpu"), "generic");
-  EXPECT_EQ(forced_kernel("gemm:int8", "column_sum", "cpu"), "") << "a product of one kind does not refuse a bias gradient";
+  EXPECT_EQ(forced_kernel("gemm:int8", "column_sum", "cpu"), "")
+      << "a product of one kind does not refuse a bias gradient";
   for (const std::string_view wrong :
        {"reference", "gemm", "gemm:", ":generic", "quantise:reference", "gemm:a,,", "gemm:a;b:c,d"})
     EXPECT_THROW(forced_kernel(wrong, "gemm", "cpu"), Error) << wrong;

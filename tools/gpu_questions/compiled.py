@@ -92,7 +92,9 @@ def line(case: tuple[Callable, str, str]) -> str:
 
 def main() -> int:
     cases = [(mlp, recipe, mode) for recipe in RECIPES for mode in MODES]
-    cases += [(make, recipe, "CUDA graphs") for make in (grouped, mixture) for recipe in ("fp8_current", "mxfp8", "nvfp4")]
+    cases += [
+        (make, recipe, "CUDA graphs") for make in (grouped, mixture) for recipe in ("fp8_current", "mxfp8", "nvfp4")
+    ]
     bad = 0
     with ProcessPoolExecutor(7, mp_context=get_context("spawn")) as pool:
         for text in pool.map(line, cases):

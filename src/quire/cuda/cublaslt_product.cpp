@@ -208,9 +208,8 @@ bool refuses_library(Refusal* refusal) {
 
 bool refuses_shape(const ProductShape& shape, const ProductMemory& memory, const Context& context, Refusal* refusal) {
   const int status = plan_of(shape, memory, context).status;
-  return status != lt::kSuccess &&
-         refused(refusal, "cuBLASLt ", version_text(driver().machine(context.index).cublaslt),
-                 " offers no algorithm for this product (status ", status, ")");
+  return status != lt::kSuccess && refused(refusal, "cuBLASLt ", version_text(driver().machine(context.index).cublaslt),
+                                           " offers no algorithm for this product (status ", status, ")");
 }
 
 /// Multiplies sums by the operands' factors.

@@ -1,5 +1,5 @@
-// Products by NVIDIA's cuBLASLt: of codes, where the chip's tensor cores multiply them as they are, or of what codes are
-// in bfloat16.
+// Products by NVIDIA's cuBLASLt: of codes, where the chip's tensor cores multiply them as they are, or of what codes
+// are in bfloat16.
 #pragma once
 
 #include "quire/base/kernel_table.h"

@@ -158,9 +158,9 @@ Grid pipelined_grid(const PipelinedTiles& tiles, const Context& context) {
 // skinny reads w once, at the speed of memory, and its tensor cores sum the cuts: in which order depends on the
 // contraction alone. few_rows and decode32 sum as numerics.md 7.4 writes it: in float32, each cut in the order of the
 // contraction, cuts in order, every operation rounded by itself. So their error is within the bound of 7.5, both give
-// the same bits, and a row's bits depend on no other row. Tensor cores sum the cuts of decode, and whole contractions of
-// pipelined_bf16, which decodes operands first, within the bounds that 7.5 gives for them; there too nothing depends on
-// other rows. cublaslt sums as the chip does (7.6), and so does cublaslt_bf16. exact gives the bits of few_rows, for
+// the same bits, and a row's bits depend on no other row. Tensor cores sum the cuts of decode, and whole contractions
+// of pipelined_bf16, which decodes operands first, within the bounds that 7.5 gives for them; there too nothing depends
+// on other rows. cublaslt sums as the chip does (7.6), and so does cublaslt_bf16. exact gives the bits of few_rows, for
 // 4-bit operands. It stands behind decode because adding every block in float32 takes about as many instructions again
 // as decoding the codes. The reference sums in double.
 constinit const Rows<GemmProblem, 9> kGemm{{{"skinny", refuses_skinny, multiply_skinny},

@@ -208,9 +208,9 @@ bool takes_wide_tiles(const MatmulProblem& p, const Context& context) {
 // sums. few_rows reads a weight once, rounded to out's dtype, and the tensor cores sum its cuts: in which order depends
 // on the contraction alone. library is PyTorch's product, with a weight in codes decoded first. It takes one product:
 // where groups end is known to kernels alone. pipelined is the fast row of groups; it decodes weights first too, and
-// sums whole contractions in the tensor cores. tiles takes operands of any dtype wherever they lie: tensor cores sum its
-// cuts, as those of decode. tiles32 sums as decode32 does, and rounds operands to out's dtype before. In these three
-// nothing depends on other rows. The reference sums in double.
+// sums whole contractions in the tensor cores. tiles takes operands of any dtype wherever they lie: tensor cores sum
+// its cuts, as those of decode. tiles32 sums as decode32 does, and rounds operands to out's dtype before. In these
+// three nothing depends on other rows. The reference sums in double.
 constinit const Rows<MatmulProblem, 7> kMatmul{{{"skinny", refuses_skinny, multiply_skinny},
                                                 {"few_rows", refuses_few_rows, matmul_few_rows},
                                                 {"library", refuses_library, matmul_library},
