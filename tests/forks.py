@@ -97,8 +97,8 @@ def _run(command: list[str], outputs: list[Path], environment: dict[str, str], m
 
 
 def in_child(work, seconds=30):
-    """What work() returns, bytes, in a forked child; fails if it raises, or has not ended after so many seconds. Skips the
-    test in a process that has used a GPU."""
+    """What work() returns, bytes, in a forked child; fails if it raises, or has not ended after so many seconds. Skips
+    the test in a process that has used a GPU."""
     if torch.cuda.is_initialized():
         pytest.skip("PyTorch refuses CUDA in a forked child of a process that has used it")
     reading, writing = os.pipe()

@@ -38,9 +38,15 @@ inline std::vector<double> values_of(const Operand& o) {
   return all;
 }
 
+/// A line of each operand, in double.
+struct Terms {
+  const double* a;
+  const double* b;
+};
+
 /// `bound`: of roundings.
-inline ProductLimits limits_of(const GemmProblem& p, double bound, const double* a, const double* b, int64_t i,
-                               int64_t j) {
+inline ProductLimits limits_of(const GemmProblem& p, double bound, const Terms& terms, int64_t i, int64_t j) {
+  const auto& [a, b] = terms;
   ProductLimits out;
   for (int64_t l = 0; l < p.a.contraction; ++l) {
     out.value += a[l] * b[l], out.magnitude += std::fabs(a[l] * b[l]);
@@ -71,8 +77,8 @@ inline void expect_within(ProductCases& cases, const GemmProblem& p, const Outpu
     for (int64_t i = 0; i < q.out.rows; ++i)
       for (int64_t j = 0; j < q.out.cols; ++j)
         limits[static_cast<const char*>(q.out.data) + (i * q.out.row_stride + j) * size_of(q.out.dtype)] =
-            limits_of(q, tensor_bound(row, q.a.contraction), a.data() + i * q.a.contraction,
-                      b.data() + j * q.a.contraction, i, j);
+            limits_of(q, tensor_bound(row, q.a.contraction),
+                      {a.data() + i * q.a.contraction, b.data() + j * q.a.contraction}, i, j);
   });
   const std::string rest(begin, static_cast<size_t>(o.bytes));
   std::memcpy(begin, before.data(), before.size());

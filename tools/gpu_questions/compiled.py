@@ -1,7 +1,8 @@
 """Whether layers that Inductor compiles, with CUDA graphs and without, compute on a GPU what eager mode computes.
 
-Expected: "equal" everywhere (gradients of a mixture's input to 2e-3), no graph break and no skipped CUDA graph: layers are one graph, and their operators read
-nothing back to the host. Each line is three steps with new inputs (groups: with new sizes), forward and backward.
+Expected: "equal" everywhere (gradients of a mixture's input to 2e-3), no graph break and no skipped CUDA graph: layers
+are one graph, and their operators read nothing back to the host. Each line is three steps with new inputs (groups: with
+new sizes), forward and backward.
 """
 
 import sys

@@ -27,10 +27,18 @@ __device__ RawUnit read_in_order(const void* data, int64_t unit) {
   }
 }
 
+/// Scales of an operand's blocks.
+struct BlockScales {
+  SideGrid grid;
+  const uint8_t* bytes;
+
+  __device__ uint8_t operator()(int64_t line, int64_t block) const { return bytes[scale_index(grid, line, block)]; }
+};
+
 /// Codes of 8 neighbouring lines under the scale of each.
-__device__ void scale_lines(uint4& numbers, const Bf16Decoder& decoder, const SideGrid& scales, const uint8_t* bytes,
-                            int64_t line, int64_t block) {
-  const auto of = [&](int i) { return decoder.scale_bits(bytes[scale_index(scales, line + i, block)]); };
+__device__ void scale_lines(uint4& numbers, const Bf16Decoder& decoder, const BlockScales& scales, int64_t line,
+                            int64_t block) {
+  const auto of = [&](int i) { return decoder.scale_bits(scales(line + i, block)); };
   numbers.x = times(numbers.x, of(0) | of(1) << 16);
   numbers.y = times(numbers.y, of(2) | of(3) << 16);
   numbers.z = times(numbers.z, of(4) | of(5) << 16);
@@ -43,18 +51,18 @@ __device__ void decode_rows(const Bf16Job& job) {
   const Operand& o = job.from;
   const bool scaled = has_byte_scales(o.spec);
   const Bf16Decoder decoder(o.spec, scaled && !kAgainst);
-  const SideGrid scales{o.spec, o.direction, o.outer, block_count(o.spec, o.contraction)};
+  const BlockScales scales{{o.spec, o.direction, o.outer, block_count(o.spec, o.contraction)},
+                           static_cast<const uint8_t*>(o.scale)};
   const int shift = scaled ? __ffs(static_cast<int>(o.spec.row().block)) - 1 : 0;
-  const auto* const bytes = static_cast<const uint8_t*>(o.scale);
   const int64_t rows = kAgainst ? o.contraction : o.outer;
   const int units = static_cast<int>((kAgainst ? o.outer : o.contraction) / kUnit);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)
 #pragma unroll 2
     for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += kBf16Threads) {
       RawUnit raw = read_in_order<kPacked>(o.data, row * units + unit);
-      if (scaled && !kAgainst) raw.scale = bytes[scale_index(scales, row, unit * kUnit >> shift)];
+      if (scaled && !kAgainst) raw.scale = scales(row, unit * kUnit >> shift);
       uint4 numbers = decoder.of<kPacked>(raw);
-      if (kAgainst && scaled) scale_lines(numbers, decoder, scales, bytes, unit * kUnit, row >> shift);
+      if (kAgainst && scaled) scale_lines(numbers, decoder, scales, unit * kUnit, row >> shift);
       static_cast<uint4*>(job.to)[row * units + unit] = numbers;
     }
 }

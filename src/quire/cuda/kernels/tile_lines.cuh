@@ -113,8 +113,9 @@ struct TileLines {
     if constexpr (kSpec.row().scale == ScaleKind::two_level) {
       // What is infinite becomes the largest scale, as FLT_MAX does.
       found.byte = one_byte<kBlockScaleFormat>(amax_of_block * global.block_mult);
-      found.multiplier =
-          kByTable ? multipliers[found.byte] : nvfp4_multiplier(decode_fast<kBlockScaleFormat>(found.byte), global);
+      // A sign comes from an amax that is an error, and is read by nobody.
+      found.multiplier = kByTable ? multipliers[found.byte % kMultipliers]
+                                  : nvfp4_multiplier(decode_fast<kBlockScaleFormat>(found.byte), global);
     }
     return kOfBlocks ? marked(found, spec, finite) : found;
   }
