@@ -108,6 +108,7 @@ inline void QuantizerComparison::compare_values(const QuantizeProblem& p, Direct
   cpu.out.data = twins_.room<std::byte>(count * size_of(d.out.dtype));
   dequantize(cpu);
   dequantize(d, twins_.device);
+  if (on_gpu()) twins_.device.synchronize();
   for (int64_t i = 0; i < count; ++i) {
     // Which NaN it is depends on the processor.
     const float expected = load_element(cpu.out.data, d.out.dtype, i), value = load_element(d.out.data, d.out.dtype, i);

@@ -54,7 +54,9 @@ TEST(Products, RunOnEachChipByTheRowsThatTheDocumentNames) {
     int only = -1;  ///< the product that is asked for
   };
   constexpr std::array lines{
-      Line{"at most 64 tokens, f", {"nvfp4", "mxfp8", "fp8_row"}, 64, false, 0},
+      Line{"at most 16 tokens, f", {"fp8_tensor", "fp8_tensor", "fp8_row"}, 16, false, 0},
+      Line{"17 to 64 tokens, f of `fp8_tensor`", {"fp8_tensor", "fp8_tensor", "fp8_row"}, 64, false, 0},
+      Line{"17 to 64 tokens, f of two families", {"nvfp4", "mxfp8", "fp8_row"}, 64, false, 0},
       Line{"at most 64 tokens, d but of `mxfp8` w", {"mxfp8", "nvfp4", "fp8_row:e5m2"}, 64, false, 1},
       Line{"at most 16 tokens, d of `mxfp8` w", {"mxfp8", "mxfp8", "mxfp8"}, 16, false, 1},
       Line{"8 groups of together at most 128 tokens, f", {"fp8_row", "mxfp4", "fp8_row"}, 128, true, 0},

@@ -9,7 +9,7 @@ from quire.functional import quantize
 from quire.nn.product_module import ProductModule
 from quire.recipe import NVFP4BlockScaling, Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
-from quire.tensor.order import reordered, same_codes
+from quire.tensor.order import reads_interleaved, reordered, same_codes
 
 SHARDED = "its weight is sharded over ranks, and must stay a plain parameter"
 
@@ -73,4 +73,4 @@ def inference_codes(values: torch.Tensor, spec: str) -> QuantizedTensor | Quanti
         q = QuantizedStack.of([quantize(one, spec, columnwise=False) for one in values.unbind()])
     else:
         q = quantize(values, spec, columnwise=False)
-    return q if "swizzled" in QuantSpec(spec).options else reordered(q, True)
+    return q if "swizzled" in QuantSpec(spec).options else reordered(q, reads_interleaved(q.device))

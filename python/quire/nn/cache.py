@@ -14,7 +14,7 @@ from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
-from quire.tensor.order import in_order
+from quire.tensor.order import in_order, reads_interleaved
 
 
 class CachedWeight(NamedTuple):
@@ -94,7 +94,8 @@ def quantize_weights(
     optimizer: after each of its steps the weights are quantized again. Without an optimizer, call this function again
         after each change of the weights.
 
-    The codes are stored interleaved, which matmuls of few tokens read fastest (numerics.md 2.4).
+    The codes are stored in the order that matmuls of few tokens read fastest: interleaved (numerics.md 2.4), and on
+    CUDA devices plain.
 
     If a weight has changed in any other way (load_state_dict, .data, another optimizer), a forward pass raises
     RuntimeError until this function is called again: the forward pass compares the weight with a fingerprint. Weights
@@ -138,7 +139,8 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     weights, state = module.group_weights(product), module.of(product, "delayed")
     if isinstance(weights[0], QuantizedTensor):
         return
-    interleaved = "swizzled" not in QuantSpec(recipe.weight_spec).options  # these scales have an order of their own
+    swizzled = "swizzled" in QuantSpec(recipe.weight_spec).options  # these scales have an order of their own
+    interleaved = not swizzled and reads_interleaved(weights[0].device)
     with_scale = recipe.delayed() and "w" in recipe.delayed_operands
     scale, parallel = state.fwd_scale if with_scale else None, module.of(product, "parallel")
     made = cache(weights, recipe, scale, interleaved=interleaved, parallel=parallel)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "quire/cuda/cublaslt_product.h"
 #include "quire/cuda/grouped.h"
 #include "quire/cuda/kernels/skinny.h"
 #include "quire/spec/product.h"
@@ -104,10 +105,14 @@ SkinnyKernel skinny_kernel(const RowGroups& groups, int64_t rows) {
   return rows <= kWideRows ? SkinnyKernel::wide : SkinnyKernel::none;
 }
 
-bool refuses_skinny(const GemmProblem& p, const Context&, Refusal* refusal) {
+bool refuses_skinny(const GemmProblem& p, const Context& context, Refusal* refusal) {
   if (p.a.direction != Direction::rowwise || p.b.groups.ends.data)
     return refused(refusal, "takes groups of rows of a, but they are of the contraction");
-  return refuses_rows(p.a.groups, p.a.outer, refusal) || Columns{p.b, p.a.contraction}.are_refused(refusal);
+  if (refuses_rows(p.a.groups, p.a.outer, refusal) || Columns{p.b, p.a.contraction}.are_refused(refusal)) return true;
+  const bool wide = skinny_kernel(p.a.groups, p.a.outer) == SkinnyKernel::wide;
+  return wide && !refuses_cublaslt(p, context, nullptr) &&
+         refused(refusal, "leaves more than ", kNarrowRows,
+                 " rows to cublaslt, which takes half to two thirds as long");
 }
 
 void multiply_skinny(const GemmProblem& p, const Context& context) {

@@ -131,6 +131,7 @@ def test_aotinductor_compiles_a_converted_model(tmp_path, equal_bits):
     assert equal_bits(run(x), expected) and run(x[:2]).shape == (2, 256)
 
 
+@pytest.mark.interleaved
 def test_values_in_high_precision_are_freed_and_nothing_requires_a_gradient():
     model = blocks(1)
     before = weakref.ref(model[0].up.weight)
@@ -170,6 +171,7 @@ def test_the_report_says_what_weights_take():
     ]
 
 
+@pytest.mark.interleaved
 def test_a_model_is_converted_again_for_inference_after_training():
     model, x = quire.convert(blocks(), "nvfp4"), torch.randn(3, 256)
     converted(model, "nvfp4")
@@ -379,6 +381,7 @@ def test_values_in_high_precision_are_quantized_where_they_are_copied(equal_bits
     assert equal_bits(model(x), converted(source, "mxfp8")(x))
 
 
+@pytest.mark.interleaved
 def test_codes_of_another_recipe_are_refused_or_told():
     model = converted(blocks(), "mxfp8")
     with pytest.raises(RuntimeError, match=r"quantized as mxfp8:nan:interleaved.*recipe quantizes weights as nvfp4:na"):

@@ -56,14 +56,14 @@ def test_choices_and_weights_are_those_of_float64(options, dtype, device):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradients_are_those_of_float64(options, device):
     logits = logits_of(100, seed=1).requires_grad_()
-    doubles = logits.detach().double().requires_grad_()
+    doubles = logits.detach().cpu().double().requires_grad_()
     weights, ids = moe.route(logits.to(device), **there(options, device))
     dweights = torch.randn(weights.shape, generator=torch.Generator().manual_seed(2))
     (got,) = torch.autograd.grad(weights, logits, dweights.to(device))
     options = {name: value for name, value in options.items() if name != "expert_bias"}
     expected = reference.weights_of(doubles, ids.cpu(), **options)
-    (expected,) = torch.autograd.grad(expected, doubles, dweights.double())
-    torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-6 * expected.abs().max().item())
+    (expected,) = torch.autograd.grad(expected, doubles, dweights.cpu().double())
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=2e-5, atol=2e-6 * expected.abs().max().item())
 
 
 def test_the_gradient_has_the_dtype_of_the_logits_and_experts_not_chosen_have_none():

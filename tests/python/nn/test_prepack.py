@@ -128,6 +128,7 @@ def test_state_dicts_of_either_order_load_into_parameters_of_either(recipe):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.interleaved
 @every_recipe
 def test_kept_codes_are_interleaved_and_change_no_bit_forward_or_backward(recipe, equal_bits):
     results = []

@@ -129,6 +129,6 @@ def test_a_model_without_linear_layers_is_refused():
 def test_recipes_whose_scale_the_layer_has_are_measured_and_unquantized_inputs_refused():
     model, x = torch.nn.Sequential(torch.nn.Linear(32, 16)), torch.randn(8, 32)
     report = quire.calibrate(model, [x], "x=nvfp4:global=mul:given,w=nvfp4,dy=mxfp8")
-    assert report.layers[0].input_scale == float(x.abs().max() / 2688)
+    assert report.layers[0].input_scale == float(x.abs().max().cpu() / 2688)
     with pytest.raises(ValueError, match="calibrate: x is not quantized under the recipe"):
         quire.calibrate(model, [x], "x=none,w=nvfp4,dy=none")

@@ -72,6 +72,7 @@ LOADS = {
 MODELS = {"torch": plain, "quire": lambda: plain(quire.Linear), "converted for training": for_training}
 
 
+@pytest.mark.interleaved
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_decoding_is_said_once_with_the_remedy_where_the_caller_loads(kind, load):
@@ -113,6 +114,7 @@ def test_what_decodes_by_intention_says_nothing():
     assert torch.equal(target, state_dict["1.weight"].dequantize())
 
 
+@pytest.mark.interleaved
 @pytest.mark.cpu_only
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_distributed_checkpoint_that_is_read_into_plain_tensors_is_said(tmp_path):

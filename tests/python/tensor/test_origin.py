@@ -145,6 +145,7 @@ def test_values_and_parts_have_none():
     assert not hasattr(q + 1, "origin")
 
 
+@pytest.mark.interleaved
 @pytest.mark.parametrize("spec", SPECS)
 def test_moving_a_module_keeps_it_and_rounding_ends_it(spec):
     layer = quire.Linear(32, 4, recipe=f"x={spec},w={spec},dy={spec}")
