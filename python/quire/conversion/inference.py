@@ -6,10 +6,11 @@ import torch
 
 from quire.conversion.reparametrized import why_not_converted
 from quire.functional import quantize
+from quire.loading.devices import reads_interleaved
 from quire.nn.product_module import ProductModule
 from quire.recipe import NVFP4BlockScaling, Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
-from quire.tensor.order import reads_interleaved, reordered, same_codes
+from quire.tensor.order import reordered, same_codes
 
 SHARDED = "its weight is sharded over ranks, and must stay a plain parameter"
 

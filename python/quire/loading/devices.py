@@ -5,6 +5,7 @@ import torch
 #: The device of numbers that Python reads, whichever device computes.
 HOST = torch.device("cpu")
 _META = "meta"
+_CUDA = "cuda"
 
 
 def devices() -> list[str]:
@@ -48,3 +49,9 @@ def check_device(what: str, device: torch.device | str | int | None) -> None:
             f"{what}: device {str(device)!r} is not available: PyTorch {torch.__version__} finds no {given.type} "
             f"device on this machine; pass device={HOST.type!r}, or leave device None for torch's default"
         )
+
+
+def reads_interleaved(device: torch.device) -> bool:
+    """Whether matmuls of few tokens on a device read interleaved weights fastest. Kernels of a GPU that multiply by
+    tensor cores read lines of codes, and refuse the other order."""
+    return device.type != _CUDA

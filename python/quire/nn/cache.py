@@ -11,10 +11,11 @@ from quire.checks import check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import Buffers, fingerprint, operand_buffers
+from quire.loading.devices import reads_interleaved
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
-from quire.tensor.order import in_order, reads_interleaved
+from quire.tensor.order import in_order
 
 
 class CachedWeight(NamedTuple):

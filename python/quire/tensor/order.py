@@ -26,12 +26,6 @@ def in_order(spec: str, interleaved: bool) -> str:
     return plain + _OPTION if interleaved else plain
 
 
-def reads_interleaved(device: torch.device) -> bool:
-    """Whether matmuls of few tokens on a device read interleaved weights fastest. Kernels of a GPU that multiply by
-    tensor cores read lines of codes, and refuse the other order."""
-    return device.type != "cuda"
-
-
 def same_codes(spec: str, other: str) -> bool:
     """Whether codes mean the same under both specs. The specs may differ in the order of codes, and in `nan`, which
     only says how values that are not finite are quantized."""

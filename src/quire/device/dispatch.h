@@ -17,13 +17,14 @@ namespace quire {
 /// Entries are `OPERATION:NAME`, of every device, or `DEVICE:OPERATION:NAME`; several are separated by commas, and the
 /// last one counts. Throws Error if the text is not of that form.
 std::string_view forced_kernel(std::string_view setting, std::string_view op, std::string_view device);
+inline std::string_view name_of_device(const Context& context) {
+  return (context.device ? context.device : host().device)->name;
+}
 /// The same of the environment, which is read once, and of the context's device.
 inline std::string_view forced_kernel(std::string_view op, const Context& context) {
   static constinit Lazy<const std::string_view> read;
   const std::string_view setting = read.get(&env::kernel);
-  if (setting.empty()) [[likely]]
-    return {};
-  return forced_kernel(setting, op, (context.device ? context.device : host().device)->name);
+  return setting.empty() ? setting : forced_kernel(setting, op, name_of_device(context));
 }
 
 /// The kernels that a problem may go to in this context, and the one that is forced.

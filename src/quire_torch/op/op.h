@@ -75,8 +75,12 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   return wanted;
 }
 
-/// check_memory() of a tensor that is not contiguous, or whose storage, of `held` bytes, is too small.
-[[gnu::noinline]] inline void check_reach(const at::Tensor& t, const ArgumentName& where, int64_t held) {
+/// check_memory() of a tensor that is not contiguous, or whose storage is too small. A view with known sizes can be of
+/// a tensor with symbolic ones, which has no memory.
+[[gnu::noinline]] inline void check_reach(const at::Tensor& t, const ArgumentName& where) {
+  const std::optional<int64_t> known = t.storage().sym_nbytes().maybe_as_int();
+  if (!known) return;
+  const int64_t held = *known;
   const auto end = static_cast<int64_t>(at::detail::computeStorageNbytes(
       t.sizes(), t.strides(), static_cast<size_t>(t.element_size()), static_cast<size_t>(t.storage_offset())));
   if (end <= held) return;
@@ -100,10 +104,8 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
   if (!t.defined() || !impl.has_storage() || impl.has_symbolic_sizes_strides() || impl.numel() == 0) return;
   const int64_t end = (impl.storage_offset() + impl.numel()) * static_cast<int64_t>(impl.itemsize());
-  // A view with known sizes can be of a tensor with symbolic ones, which has no memory.
-  const std::optional<int64_t> held = impl.unsafe_storage().sym_nbytes().maybe_as_int();
-  if ((!impl.is_contiguous() && held) || end > held.value_or(end)) [[unlikely]]
-    check_reach(t, where, *held);
+  if (!impl.is_contiguous() || end > impl.unsafe_storage().sym_nbytes().maybe_as_int().value_or(end)) [[unlikely]]
+    check_reach(t, where);
   if (!first) first = impl.device();
   if (*first != impl.device()) [[unlikely]]
     check_place(t, *first, where);
