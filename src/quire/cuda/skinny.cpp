@@ -111,8 +111,7 @@ bool refuses_skinny(const GemmProblem& p, const Context& context, Refusal* refus
   if (refuses_rows(p.a.groups, p.a.outer, refusal) || Columns{p.b, p.a.contraction}.are_refused(refusal)) return true;
   const bool wide = skinny_kernel(p.a.groups, p.a.outer) == SkinnyKernel::wide;
   return wide && !refuses_cublaslt(p, context, nullptr) &&
-         refused(refusal, "leaves more than ", kNarrowRows,
-                 " rows to cublaslt, which takes half to two thirds as long");
+         refused(refusal, "leaves more than ", kNarrowRows, " rows to cublaslt, which is faster there");
 }
 
 void multiply_skinny(const GemmProblem& p, const Context& context) {
