@@ -19,6 +19,11 @@ R = TypeVar("R")
 Rule = delayed.Rule | RulesByLayer | None
 
 
+#: Under this name PyTorch keeps the attributes of _STATE of a thread. It carries those of the thread that calls
+#: backward to autograd's threads, which is the only way from them to that thread.
+_CARRIED = "quire.autocast"
+
+
 class _State(threading.local):
     # A subclass with defaults: every thread starts without a recipe, and Dynamo reads and writes its attributes.
     def __init__(self) -> None:
@@ -27,6 +32,11 @@ class _State(threading.local):
         self.rule: Rule = None
         # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
         self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
+        if not self.foreign:
+            ctypes.pythonapi.Py_IncRef(
+                ctypes.py_object(self.__dict__)
+            )  # PyTorch gives back a reference, and takes none
+            torch._C._stash_obj_in_tls(_CARRIED, self.__dict__)
 
     def get(self) -> "_Active":
         return self.inside, self.recipe, self.rule
@@ -37,18 +47,6 @@ class _State(threading.local):
 
 _Active = tuple[bool, Recipe | None, Rule]
 _STATE = _State()
-#: Under this name PyTorch keeps the attributes of _STATE of a thread. It carries those of the thread that calls
-#: backward to autograd's threads, which is the only way from them to that thread.
-_CARRIED = "quire.autocast"
-
-
-def _carry(attributes: dict[str, object]) -> None:
-    if torch._C._is_key_in_tls(_CARRIED) and torch._C._get_obj_in_tls(_CARRIED) is attributes:
-        return
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(attributes))  # PyTorch gives back a reference that it has not taken
-    torch._C._stash_obj_in_tls(_CARRIED, attributes)
-
-
 _NOT_TRACED = (
     "quire.autocast: a compiled function that torch.utils.checkpoint computes again in autograd's thread of a device "
     "has the recipe of another thread, which is not traced; use quire.checkpoint instead"
@@ -181,8 +179,6 @@ class autocast:
             entered = rule.entered
         self._outer.append((_STATE.get(), entered))
         _STATE.set((True, self.recipe, rule))
-        if not torch.compiler.is_compiling():
-            _carry(_STATE.__dict__)
         return self
 
     def __exit__(self, *exception: object) -> None:

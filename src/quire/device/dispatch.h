@@ -29,7 +29,7 @@ inline std::string_view forced_kernel(std::string_view op, const Context& contex
 
 /// The kernels that a problem may go to in this context, and the one that is forced.
 template <class Problem>
-Choice<Problem> choice(const Context& context) {
+[[gnu::always_inline]] inline Choice<Problem> choice(const Context& context) {
   return {kernels<Problem>(context), forced_kernel(Problem::kOp, context)};
 }
 
