@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -18,10 +19,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Rule = delayed.Rule | RulesByLayer | None
 
-
 #: Under this name PyTorch keeps the attributes of _STATE of a thread. It carries those of the thread that calls
 #: backward to autograd's threads, which is the only way from them to that thread.
 _CARRIED = "quire.autocast"
+
+
+def _carry(attributes: dict[str, object]) -> None:
+    """Once in a thread."""
+    references = sys.getrefcount(attributes)
+    torch._C._stash_obj_in_tls(_CARRIED, attributes)
+    if sys.getrefcount(attributes) == references:  # PyTorch 2.11 takes none, and gives one back when the thread ends
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(attributes))
+
+
+@assume_constant_result
+def _in_backward() -> bool:
+    """Asked by foreign threads alone: always true of autograd's, and of those that a C++ program made hardly ever."""
+    return torch._C._current_graph_task_id() != -1
 
 
 class _State(threading.local):
@@ -32,11 +46,8 @@ class _State(threading.local):
         self.rule: Rule = None
         # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
         self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
-        if not self.foreign:
-            ctypes.pythonapi.Py_IncRef(
-                ctypes.py_object(self.__dict__)
-            )  # PyTorch gives back a reference, and takes none
-            torch._C._stash_obj_in_tls(_CARRIED, self.__dict__)
+        if not self.foreign or not _in_backward():
+            _carry(self.__dict__)
 
     def get(self) -> "_Active":
         return self.inside, self.recipe, self.rule
@@ -47,6 +58,8 @@ class _State(threading.local):
 
 _Active = tuple[bool, Recipe | None, Rule]
 _STATE = _State()
+
+
 _NOT_TRACED = (
     "quire.autocast: a compiled function that torch.utils.checkpoint computes again in autograd's thread of a device "
     "has the recipe of another thread, which is not traced; use quire.checkpoint instead"
@@ -55,12 +68,6 @@ _NOT_TRACED = (
 
 def _active() -> _Active:
     return _STATE.get() if _STATE.inside or not _STATE.foreign else _of_caller()
-
-
-@assume_constant_result
-def _in_backward() -> bool:
-    """Asked by foreign threads alone: always true of autograd's, and of those that a C++ program made hardly ever."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _of_caller() -> _Active:

@@ -1,6 +1,9 @@
 """quire.autocast in eager mode: which recipe is active where."""
 
+import gc
+import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -149,3 +152,23 @@ def test_arguments_of_a_wrong_kind_are_refused_in_words(arguments, error, words)
 def test_a_recipe_in_the_place_of_another_argument_is_refused():
     with pytest.raises(TypeError, match="calibrating must be a bool, got NVFP4BlockScaling.*passed as recipe="):
         quire.autocast(True, NV)
+
+
+def test_what_a_thread_has_ends_with_it():
+    class Mark:
+        pass
+
+    marks = []
+
+    def work():
+        with quire.autocast(recipe="mxfp8"):
+            mark = Mark()
+        sys.modules["quire.autocast"]._STATE.mark = mark
+        marks.append(weakref.ref(mark))
+
+    for _ in range(5):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert [mark() for mark in marks] == [None] * 5

@@ -1,7 +1,9 @@
 """quire.checkpoint: a forward pass computed again is the forward pass that was."""
 
+import _thread
 import contextlib
 import functools
+import queue
 
 import pytest
 import torch
@@ -170,6 +172,36 @@ def test_pytorchs_checkpoint_within_the_same_autocast_gives_the_gradients_withou
             call(model, x).sum().backward()
         results.append([x.grad, *(p.grad for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def in_a_foreign_thread(work):
+    """What work() returns or raises in a thread that Python did not start, as those of C++ programs."""
+    results = queue.Queue()
+
+    def run():
+        try:
+            results.put((work(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    _thread.start_new_thread(run, ())
+    result, error = results.get(timeout=60)
+    if error is not None:
+        raise error
+    return result
+
+
+def test_pytorchs_checkpoint_in_a_foreign_thread_has_the_recipe_of_that_thread():
+    model = make_model()
+    x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    with quire.autocast(recipe="mxfp8"):
+        (expected,) = torch.autograd.grad(model(x).sum(), x)
+
+    def work():
+        with quire.autocast(recipe="mxfp8"):
+            return torch.autograd.grad(OTHER(model, x).sum(), x)
+
+    assert torch.equal(in_a_foreign_thread(work)[0], expected)
 
 
 @pytest.mark.parametrize("way", [REENTRANT, OTHER], ids=["reentrant", "not reentrant"])
