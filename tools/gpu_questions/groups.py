@@ -13,29 +13,12 @@ weights: 0.3 ms, beside 0.5 ms of the product of 4096 tokens and 2 ms of that of
 """
 
 import torch
+from speed import line, normal, seconds
 
 import quire
 
 GROUPS, OUTPUTS, INPUTS = 8, 4096, 7168
 SPECS = {"none": "", "fp8_row": "fp8_row", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
-
-
-def seconds(call, repeats: int = 4) -> float:
-    """The best of a few, by events of the stream."""
-    call()
-    best = float("inf")
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3)
-    return best
-
-
-def normal(*sizes: int) -> torch.Tensor:
-    return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
 
 
 def ends(tokens: int, how: str) -> torch.Tensor:
@@ -46,15 +29,6 @@ def ends(tokens: int, how: str) -> torch.Tensor:
     }[how]
     sizes = torch.tensor(shares, dtype=torch.float64)
     return (sizes.cumsum(0) / sizes.sum() * tokens).round().to(torch.int32).cuda()
-
-
-def line(what: str, product: float, measure) -> None:
-    """One figure, or why there is none."""
-    try:
-        took = measure()
-        print(f"{what}: {took * 1e6:.0f} us, {product / took / 1e12:.0f} TFLOP/s", flush=True)
-    except Exception as error:  # the others are measured all the same
-        print(f"{what}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 
 
 def of_torch(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, offsets: torch.Tensor) -> dict:
@@ -84,6 +58,11 @@ def of_quire(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, offsets: torch.
     return {"forward": no_gradients, "gradient of x": gradient(0), "gradient of w": gradient(1)}
 
 
+def speed_of(call, operations: float) -> str:
+    took = seconds(call)
+    return f"{took * 1e6:.0f} us, {operations / took / 1e12:.0f} TFLOP/s"
+
+
 def products(tokens: int, how: str) -> None:
     x, dy, w = normal(tokens, INPUTS), normal(tokens, OUTPUTS), normal(GROUPS, OUTPUTS, INPUTS)
     offsets, product = ends(tokens, how), 2.0 * tokens * OUTPUTS * INPUTS
@@ -95,7 +74,7 @@ def products(tokens: int, how: str) -> None:
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
     for what in ("forward", "gradient of x", "gradient of w"):
         for name, of_name in calls.items():
-            line(f"{tokens} tokens, {how}, {what}, {name}", product, lambda c=of_name[what]: seconds(c))
+            line(f"{tokens} tokens, {how}, {what}, {name}", lambda c=of_name[what]: speed_of(c, product))
 
 
 def kernels(tokens: int) -> None:

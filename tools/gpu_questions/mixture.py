@@ -17,51 +17,32 @@ history of 1024 rows: a copy of the list, a fill, and two kernels, of which end_
 """
 
 import torch
+from speed import line, normal, seconds
 
 import quire
 
-DEVICE = "cuda"
 TOKENS, WIDTH, EXPERTS, SLOTS = 8192, 4096, 8, 2
 ROUTING = "softmax:topk=2:renormalize"
 #: Rows and columns of a weight to dequantize.
 WEIGHT = (8192, 16384)
 
 
-def seconds(call, calls: int = 5, repeats: int = 5) -> float:
-    """Of one call, the best of a few rounds: the device finds all calls of a round in its queue."""
-    call()
-    best = float("inf")
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(4_000_000)
-        begin.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3 / calls)
-    return best
-
-
-def normal(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*sizes, device=DEVICE, dtype=dtype)
-
-
 def bytes_of(*tensors) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def line(what: str, call, read: int, copied: float | None) -> None:
-    """One figure, or why there is none. `read`: bytes beside the results'; `copied`: bytes a second of a copy."""
-    try:
+def report(what: str, call, read: int, copied: float | None) -> None:
+    """`read`: bytes beside the results'; `copied`: bytes a second of a copy."""
+
+    def figure() -> str:
         with torch.no_grad():
             results = call()
             took = seconds(call)
         results = results if isinstance(results, (tuple, list)) else (results,)
         part = f", {(read + bytes_of(*results)) / took / copied:.3f} of a copy of as many bytes" if copied else ""
-        print(f"{what}: {took * 1e6:.1f} us{part}", flush=True)
-    except Exception as error:  # the others are measured all the same
-        print(f"{what}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        return f"{took * 1e6:.1f} us{part}"
+
+    line(what, figure)
 
 
 def rows(copied: float) -> None:
@@ -73,35 +54,35 @@ def rows(copied: float) -> None:
     places = TOKENS * SLOTS
     y = ops.permute_fwd(x, row_map, None, places)
     once = bytes_of(x)
-    line("route", lambda: ops.route_fwd(logits, None, ROUTING), 0, None)
-    line("route, gradient", lambda: ops.route_bwd(weights, logits, ids, ROUTING), 0, None)
-    line("limit_capacity", lambda: ops.limit_capacity(ids, EXPERTS, places // EXPERTS), 0, None)
-    line("expert_rows", lambda: ops.expert_rows(ids, EXPERTS), 0, None)
+    report("route", lambda: ops.route_fwd(logits, None, ROUTING), 0, None)
+    report("route, gradient", lambda: ops.route_bwd(weights, logits, ids, ROUTING), 0, None)
+    report("limit_capacity", lambda: ops.limit_capacity(ids, EXPERTS, places // EXPERTS), 0, None)
+    report("expert_rows", lambda: ops.expert_rows(ids, EXPERTS), 0, None)
     few = ids[: 4096 // SLOTS].contiguous()
-    line("expert_rows of 4096 places", lambda: ops.expert_rows(few, EXPERTS), 0, None)
-    line("permute", lambda: ops.permute_fwd(x, row_map, None, places), once, copied)
-    line("permute with weights", lambda: ops.permute_fwd(x, row_map, weights, places), once, copied)
-    line("unpermute", lambda: ops.unpermute_fwd(y, row_map, None), bytes_of(y), copied)
-    line("unpermute with weights", lambda: ops.unpermute_fwd(y, row_map, weights), bytes_of(y), copied)
-    line("unpermute, gradient of weights", lambda: ops.unpermute_dot(y, row_map, x), once + bytes_of(y), copied)
+    report("expert_rows of 4096 places", lambda: ops.expert_rows(few, EXPERTS), 0, None)
+    report("permute", lambda: ops.permute_fwd(x, row_map, None, places), once, copied)
+    report("permute with weights", lambda: ops.permute_fwd(x, row_map, weights, places), once, copied)
+    report("unpermute", lambda: ops.unpermute_fwd(y, row_map, None), bytes_of(y), copied)
+    report("unpermute with weights", lambda: ops.unpermute_fwd(y, row_map, weights), bytes_of(y), copied)
+    report("unpermute, gradient of weights", lambda: ops.unpermute_dot(y, row_map, x), once + bytes_of(y), copied)
 
 
 def state(copied: float) -> None:
     """What layers keep: fingerprints of weights, and the scales of delayed scaling."""
     w = normal(*WEIGHT)
-    line("fingerprint", lambda: torch.ops.quire.fingerprint(w), bytes_of(w), copied)
+    report("fingerprint", lambda: torch.ops.quire.fingerprint(w), bytes_of(w), copied)
     for slots in (3, 64):
-        history = torch.rand(1024, slots, device=DEVICE)
-        scale, amax, reduced = torch.ones(slots, device=DEVICE), *torch.rand(2, slots, device=DEVICE)
-        usage = torch.tensor([1, 1024, 1024], device=DEVICE)
+        history = torch.rand(1024, slots, device="cuda")
+        scale, amax, reduced = torch.ones(slots, device="cuda"), *torch.rand(2, slots, device="cuda")
+        usage = torch.tensor([1, 1024, 1024], device="cuda")
         # Number, length, most recent, margin, largest forward and backward; a row of zeros ends the table.
-        rules = torch.tensor([[1.0, 1024, 0, 0, 448, 57344], [0.0] * 6], device=DEVICE, dtype=torch.float64)
+        rules = torch.tensor([[1.0, 1024, 0, 0, 448, 57344], [0.0] * 6], device="cuda", dtype=torch.float64)
 
         def update(of=(history, scale, amax, usage), reduced=reduced, rules=rules) -> tuple:
             torch.ops.quire.delayed_update_(*([t] for t in of), [reduced], rules, False)
             return ()
 
-        line(f"delayed_update_ of {slots} slots and 1024 rows", update, 0, None)
+        report(f"delayed_update_ of {slots} slots and 1024 rows", update, 0, None)
 
 
 def decoded(copied: float) -> None:
@@ -121,7 +102,7 @@ def decoded(copied: float) -> None:
         for columnwise in (False, True):
             of = buffers[3:] if columnwise else buffers[:3]
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
-                line(
+                report(
                     f"dequantize {spec}{' columnwise' if columnwise else ''} to {str(dtype)[6:]}",
                     lambda of=of, s=spec, c=columnwise, d=dtype: torch.ops.quire.dequantize(*of, s, c, WEIGHT, d),
                     bytes_of(*of),
@@ -132,13 +113,13 @@ def decoded(copied: float) -> None:
 def pointwise(copied: float) -> None:
     """Norms and activations without quantization, and their gradients."""
     ops, dtype = torch.ops.quire, torch.bfloat16
-    x, dy, gamma = normal(TOKENS, WIDTH), normal(TOKENS, WIDTH), torch.ones(WIDTH, device=DEVICE, dtype=dtype)
+    x, dy, gamma = normal(TOKENS, WIDTH), normal(TOKENS, WIDTH), torch.ones(WIDTH, device="cuda", dtype=dtype)
     for name, beta in (("RMSNorm", None), ("LayerNorm", torch.zeros_like(gamma))):
         forward = ops.norm_fwd(x, gamma, beta, name, 1e-5, False, dtype)
         mean, rstd = forward[-2:]
-        line(name, lambda n=name, b=beta: ops.norm_fwd(x, gamma, b, n, 1e-5, False, dtype), bytes_of(x), copied)
+        report(name, lambda n=name, b=beta: ops.norm_fwd(x, gamma, b, n, 1e-5, False, dtype), bytes_of(x), copied)
         needs = 3 if beta is None else 7
-        line(
+        report(
             f"{name}, gradient",
             lambda n=name, m=mean, r=rstd, k=needs: ops.norm_bwd(dy, x, gamma, m, r, n, False, k),
             bytes_of(x, dy),
@@ -146,8 +127,8 @@ def pointwise(copied: float) -> None:
         )
     for name, inputs in (("gelu", 1), ("silu", 1), ("swiglu", 2)):
         of = normal(TOKENS, inputs * WIDTH)
-        line(name, lambda n=name, x=of: ops.activation_fwd(x, n, dtype), bytes_of(of), copied)
-        line(f"{name}, gradient", lambda n=name, x=of: ops.activation_bwd(dy, x, n), bytes_of(of, dy), copied)
+        report(name, lambda n=name, x=of: ops.activation_fwd(x, n, dtype), bytes_of(of), copied)
+        report(f"{name}, gradient", lambda n=name, x=of: ops.activation_bwd(dy, x, n), bytes_of(of, dy), copied)
 
 
 def main() -> None:
