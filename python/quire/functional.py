@@ -129,7 +129,8 @@ def grouped_linear(
     recipe: as for linear(), or "" for matmuls of the unquantized x and w.
 
     The result of each group has the same bits as linear() of its rows alone: blocks, amaxes and transforms do not cross
-    groups (numerics.md 0.19). state, by keyword, each optional:
+    groups (numerics.md 0.19). On CUDA devices this holds of codes; matmuls of groups have kernels of their own (7.6).
+    state, by keyword, each optional:
     x_buffers: the six buffers of x that activation() returns for these offsets (also norm(), without offsets).
     w_buffers: six buffers for each w. An operand whose buffers are passed is not read (linear_prequantized).
     w_fingerprint: int64 [E], fingerprint() of each w when w_buffers were made; a call after a w has changed raises an

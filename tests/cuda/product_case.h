@@ -51,6 +51,15 @@ inline const std::vector<Grouping>& groupings() {
   return all;
 }
 
+/// The rows of a product that has fewer of them are the first ones of another product, in float32.
+inline void expect_first_rows(const MutableMatrix& some, const MutableMatrix& all) {
+  for (int64_t i = 0; i < some.rows; ++i)
+    for (int64_t j = 0; j < some.cols; ++j)
+      ASSERT_EQ(load_element(some.data, DType::f32, i * some.row_stride + j),
+                load_element(all.data, DType::f32, i * all.row_stride + j))
+          << "at " << i << ", " << j;
+}
+
 /// One number of an operand, and what 7.4 multiplies it by: read apart from the code under test.
 struct OperandReader {
   const Operand& o;

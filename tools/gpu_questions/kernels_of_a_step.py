@@ -24,37 +24,34 @@ def plain_step(layer: torch.nn.Module, x: torch.Tensor) -> None:
     torch.autograd.grad(y, [x, *layer.parameters()], y.detach())
 
 
-def kernels(recipe: str) -> None:
-    layer = quire.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    x, dy = (torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+def profiled(recipe: str, tokens: int, features: int, steps: int) -> list:
+    """What the profiler has seen of so many training steps of a layer, by name."""
+    layer = quire.Linear(features, features, device="cuda", dtype=torch.bfloat16)
+    x, dy = (torch.randn(tokens, features, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     x.requires_grad_()
     for _ in range(3):
         step(layer, x, dy, recipe)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        for _ in range(3):
+        for _ in range(steps):
             step(layer, x, dy, recipe)
         torch.cuda.synchronize()
+    return found.key_averages()
+
+
+def kernels(recipe: str, steps: int = 3) -> None:
     print(f"{recipe}, kernels of one step:")
-    for event in sorted(found.key_averages(), key=lambda e: -e.self_device_time_total):
+    for event in sorted(profiled(recipe, 8192, 4096, steps), key=lambda e: -e.self_device_time_total):
         if event.self_device_time_total > 0:
-            print(f"  {event.self_device_time_total / 3:8.0f} us  {event.count / 3:4.1f} x {event.key[:90]}")
+            took, count = event.self_device_time_total / steps, event.count / steps
+            print(f"  {took:8.0f} us  {count:4.1f} x {event.key[:90]}")
 
 
-def calls_of_the_host(recipe: str) -> None:
+def calls_of_the_host(recipe: str, steps: int = 10) -> None:
     """Which calls of PyTorch and of the driver a small step's time of the host goes to."""
-    layer = quire.Linear(256, 256, device="cuda", dtype=torch.bfloat16)
-    x, dy = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    x.requires_grad_()
-    for _ in range(3):
-        step(layer, x, dy, recipe)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        for _ in range(10):
-            step(layer, x, dy, recipe)
     print(f"{recipe}, calls of the host in one small step:")
-    for event in sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)[:16]:
-        print(f"  {event.self_cpu_time_total / 10:6.1f} us  {event.count / 10:4.1f} x {event.key[:90]}")
+    for event in sorted(profiled(recipe, 256, 256, steps), key=lambda e: -e.self_cpu_time_total)[:16]:
+        print(f"  {event.self_cpu_time_total / steps:6.1f} us  {event.count / steps:4.1f} x {event.key[:90]}")
 
 
 def host(recipe: str) -> None:

@@ -24,7 +24,8 @@ from quire.tensor import QuantizedStack, QuantizedTensor
 class GroupedLinear(ProductModule):
     """For each of num_gemms groups of tokens y = x w^T + bias, with a separate weight and bias for each group. The
     active recipe determines the quantization (quire.autocast); without a recipe the layer computes in high precision.
-    The tokens of each group get the same bits as from a quire.Linear with the weight of that group.
+    The tokens of each group get the same bits as from a quire.Linear with the weight of that group; on CUDA devices
+    groups have kernels of their own, and the bits can differ within the bounds of numerics.md 7.5 to 7.7.
 
     weight0, bias0, weight1, ..., in this order: [out_features, in_features] and [out_features], in params_dtype (or
     `dtype`; None: torch's default), initialised as in torch.nn.Linear. With single_grouped_weight there is one

@@ -13,8 +13,8 @@ def prepack_weights(model: torch.nn.Module) -> None:
     """Replaces the codes of the model's quantized weights by interleaved codes (numerics.md 2.4).
 
     Use it for inference with few tokens at a time on a CPU. Matmuls with interleaved weights need no transpose in each
-    call. (On CUDA devices plain codes are faster: call unpack_weights() of a model that was converted on a CPU.)
-    They give the same bits and are faster. The parameters stay the same objects. `weight.spec` then ends with
+    call. They give the same bits there and are faster. On CUDA devices plain codes are faster: call unpack_weights()
+    for a model that was converted on a CPU. The parameters stay the same objects. `weight.spec` then ends with
     "interleaved", in a state dict too. Tensors of either order load into parameters of either order. unpack_weights()
     restores the previous bytes.
 

@@ -212,11 +212,14 @@ bool refuses_shape(const ProductShape& shape, const ProductMemory& memory, const
                                            " offers no algorithm for this product (status ", status, ")");
 }
 
-/// Multiplies sums by the operands' factors.
-void add_factors(ProductMemory& memory, const GemmProblem& p, const Context& context) {
-  const FactorsJob job{.a = p.a, .b = p.b, .has_addend = p.addend != nullptr, .to = lend<float>(context, 2)};
-  launch(kProductFactors, grid_of(1, 1), job, context);
-  memory.alpha = job.to, memory.beta = job.to + 1;
+/// Puts the product on the stream, with its sums multiplied by the operands' factors if the shape has them.
+void run(const ProductShape& shape, ProductMemory memory, const GemmProblem& p, const Context& context) {
+  if (shape.factors) {
+    const FactorsJob job{.a = p.a, .b = p.b, .has_addend = p.addend != nullptr, .to = lend<float>(context, 2)};
+    launch(kProductFactors, grid_of(1, 1), job, context);
+    memory.alpha = job.to, memory.beta = job.to + 1;
+  }
+  run_product(shape, memory, context);
 }
 
 /// Rules of an operand that is decoded.
@@ -264,9 +267,7 @@ bool refuses_cublaslt(const GemmProblem& p, const Context& context, Refusal* ref
 void gemm_cublaslt(const GemmProblem& p, const Context& context) {
   ProductMemory memory = memory_of(p);
   memory.a_scales = arranged(p.b, context), memory.b_scales = arranged(p.a, context);
-  const ProductShape shape = shape_of(p);
-  if (shape.factors) add_factors(memory, p, context);
-  run_product(shape, memory, context);
+  run(shape_of(p), memory, p, context);
 }
 
 bool refuses_cublaslt_bf16(const GemmProblem& p, const Context& context, Refusal* refusal) {
@@ -284,9 +285,7 @@ bool refuses_cublaslt_bf16(const GemmProblem& p, const Context& context, Refusal
 void gemm_cublaslt_bf16(const GemmProblem& p, const Context& context) {
   ProductMemory memory = memory_in_bf16(p);
   memory.a = in_bf16(p.b, context), memory.b = in_bf16(p.a, context);
-  const ProductShape shape = shape_in_bf16(p);
-  if (shape.factors) add_factors(memory, p, context);
-  run_product(shape, memory, context);
+  run(shape_in_bf16(p), memory, p, context);
 }
 
 }  // namespace quire::cuda
