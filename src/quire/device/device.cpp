@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 
@@ -51,6 +52,10 @@ std::string open(const Apart& kind) {
 const Device* find_device(std::string_view name) {
   if (const Device* const device = known_device(name)) return device;
   return absence_of(name).empty() ? known_device(name) : nullptr;
+}
+
+bool is_kind_of_device(std::string_view name) {
+  return known_device(name) || std::ranges::any_of(apart, [&](const Apart& kind) { return kind.name == name; });
 }
 
 std::string_view absence_of(std::string_view name) {

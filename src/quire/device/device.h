@@ -50,6 +50,8 @@ bool on_host(const Context& context);
 const Device* find_device(std::string_view name);
 /// Why there is no device of that name; empty if there is one.
 std::string_view absence_of(std::string_view name);
+/// Whether the name is that of a kind of device, which this build or this machine need not have.
+bool is_kind_of_device(std::string_view name);
 
 /// Adds a kind of device that is not in device.cpp's table, which must live as long as the process. Throws Error if the
 /// name is taken.
