@@ -36,9 +36,9 @@ std::string_view forced_kernel(std::string_view setting, std::string_view op, st
     if (name.find(':') != name.npos) of_device = std::exchange(entry_op, until(':', name));
     if (ForAllProblems<Names>::count(entry_op) == 0 || name.empty() ||
         (!of_device.empty() && !is_kind_of_device(of_device)))
-      fail("QUIRE_KERNEL: '", entry, "' in '", setting, "' is not of the form OPERATION:NAME or DEVICE:OPERATION:NAME, ",
-           "with an operation of ", ForAllProblems<Names>::joined(), " and a device such as cpu or cuda; correct it or ",
-           "unset QUIRE_KERNEL");
+      fail("QUIRE_KERNEL: '", entry, "' in '", setting,
+           "' is not of the form OPERATION:NAME or DEVICE:OPERATION:NAME, with an operation of ",
+           ForAllProblems<Names>::joined(), " and a device such as cpu or cuda; correct it or unset QUIRE_KERNEL");
     if (entry_op == op && (of_device.empty() || of_device == device)) found = name;
   }
   return found;

@@ -1,6 +1,7 @@
 """Weights whose codes are interleaved: the same numbers in another order."""
 
 import io
+import sys
 
 import pytest
 import torch
@@ -126,6 +127,22 @@ def test_state_dicts_of_either_order_load_into_parameters_of_either(recipe):
                 quire.unpack_weights(model)
         for one, other in zip(codes(saved), codes(loaded), strict=True):
             assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_weights_are_kept_in_the_order_that_their_device_reads(monkeypatch):
+    """Another order than the interleaved one, as on CUDA devices, has the same bits."""
+    results = []
+    for interleaved in (True, False):
+        for user in ("quire.nn.cache", "quire.conversion.inference"):
+            monkeypatch.setattr(sys.modules[user], "reads_interleaved", lambda device, answer=interleaved: answer)
+        torch.manual_seed(4)
+        layer, model, x = quire.Linear(64, 48), torch.nn.Sequential(torch.nn.Linear(256, 256)), torch.randn(5, 256)
+        quire.quantize_weights(layer, "mxfp8")
+        model = quire.convert(model, "mxfp8", for_inference=True, tokens=None)
+        assert layer.kept_weight.stored.endswith("interleaved") == interleaved
+        assert ("interleaved" in model[0].weight.spec.options) == interleaved
+        results.append((run(layer, x[:, :64], "mxfp8"), model(x)))
+    assert all(torch.equal(*each) for each in zip(*results, strict=True))
 
 
 @pytest.mark.interleaved
