@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
+from quire.loading.for_dynamo import mark_static
 from quire.recipe import DelayedScaling
 
 _MAX_RULES = 64
@@ -107,7 +108,8 @@ def place_tables(devices: Iterable[torch.device]) -> None:
     for device in devices:
         if not hasattr(THREAD, name := _attribute("table", device)):
             with torch.inference_mode(False):
-                setattr(THREAD, name, torch.zeros(_MAX_RULES, _COLUMNS, dtype=torch.float64, device=device))
+                table = torch.zeros(_MAX_RULES, _COLUMNS, dtype=torch.float64, device=device)
+            setattr(THREAD, name, mark_static(table))
             THREAD.devices.append(device)
             for rule in THREAD.rules.values():
                 _write(rule, device)

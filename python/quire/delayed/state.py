@@ -10,6 +10,7 @@ import torch
 
 from quire.delayed.rules import Rule, rule_of, text_of
 from quire.loading.devices import runs_later
+from quire.loading.for_dynamo import mark_static
 
 #: Rows of a history. `usage` says how many are in use, so that another amax_history_len changes a value and not a
 #: shape, which would compile graphs again. Only a longer one makes the history grow.
@@ -63,6 +64,9 @@ class DelayedState:
 
     def _share(self) -> None:
         self.bwd_collected = torch.from_dlpack(self.bwd_amax) if self.usable else self.bwd_amax
+        for value in vars(self).values():
+            if isinstance(value, torch.Tensor):
+                mark_static(value)
 
     @property
     def usable(self) -> bool:
@@ -84,7 +88,8 @@ class DelayedState:
         """Later forward passes use the newest scales."""
         if runs_later(self.usage.device):
             self._used_here()
-        self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
+        lent = mark_static(self.fwd_newest.clone()), mark_static(self.bwd_newest.clone())
+        self.fwd_scale, self.bwd_scale = self._lent = lent
 
     def settle(self) -> None:
         """Copies the scales of forward passes to the newest scales, because a step in a graph replaces only the
@@ -162,7 +167,7 @@ def _grown(history: torch.Tensor | None, rows: int, like: torch.Tensor) -> torch
     grown = like.new_zeros(rows, like.shape[0])
     if history is not None:
         grown[: history.shape[0]] = history
-    return grown
+    return mark_static(grown)
 
 
 #: The states that are alive, in the order of construction, by a number that stays theirs when others go: a graph that

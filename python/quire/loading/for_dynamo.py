@@ -1,4 +1,4 @@
-"""torch.compiler's decorators of the same names, without an import of Dynamo, which takes more than a second. These
+"""Functions of torch.compiler and of Dynamo, without an import of Dynamo, which takes more than a second. Decorators
 wait until somebody else imports it."""
 
 from collections.abc import Callable
@@ -21,6 +21,17 @@ def assume_constant_result(function: Function) -> Function:
     """Dynamo calls the function while it traces, and takes the result for a constant."""
     when_imported("torch._dynamo", lambda dynamo: dynamo.assume_constant_result(function))
     return function
+
+
+def mark_static(t: torch.Tensor) -> torch.Tensor:
+    """As torch._dynamo.mark_static: the sizes of the tensor are constants of graphs with dynamic=True too. Returns t.
+
+    For tensors that quire owns. If their sizes were symbols, Dynamo would give one symbol to a state and to a batch of
+    the same size, and compile again for the next batch.
+    """
+    t._dynamo_static_indices = set(range(t.dim()))
+    t._has_dynamo_dim_marking = True
+    return t
 
 
 @assume_constant_result  # Dynamo of PyTorch 2.11 takes torch.compiler's for True in every compiled function

@@ -12,6 +12,7 @@ from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.loading.devices import reads_interleaved
+from quire.loading.for_dynamo import mark_static
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
@@ -145,6 +146,9 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     with_scale = recipe.delayed() and "w" in recipe.delayed_operands
     scale, parallel = state.fwd_scale if with_scale else None, module.of(product, "parallel")
     made = cache(weights, recipe, scale, interleaved=interleaved, parallel=parallel)
+    for buffer in (*made.buffers, made.fingerprint):
+        if buffer is not None:
+            mark_static(buffer)
     setattr(module, named(product, "kept_weight"), made)
     if with_scale:
         delayed.collect_weight(state, made.buffers[2])

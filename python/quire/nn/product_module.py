@@ -12,6 +12,7 @@ from quire.distributed.parallel import refuse_quantized
 from quire.distributed.placements import is_dtensor, local, placed_like
 from quire.ends import at_the_end
 from quire.loading.devices import HOST
+from quire.loading.for_dynamo import mark_static
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.sharded_module import ShardedModule, named
@@ -139,7 +140,7 @@ class ProductModule(ShardedModule, Float32Buffers):
         first = self.of(self.products[0], "parallel")
         self.has_parts = first is not None and not any(is_dtensor(p) for p in self._parameters.values())
         for product in self.products:
-            setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
+            setattr(self, named(product, "sr_state"), mark_static(torch.empty(2, dtype=torch.int64, device=device)))
             setattr(self, named(product, "delayed"), self.new_delayed_state())
             if (parallel := self.of(product, "parallel")) is not None:
                 setattr(self, named(product, "part"), parallel.place(device))
@@ -297,7 +298,8 @@ class ProductModule(ShardedModule, Float32Buffers):
         for product in self.products:
             name = named(product, "sr_state")
             state = getattr(self, name)
-            setattr(self, name, torch.zeros_like(state, device=device) if leave_meta else state.to(device))
+            moved = torch.zeros_like(state, device=device) if leave_meta else state.to(device)
+            setattr(self, name, mark_static(moved))
             self.of(product, "delayed").to(device)
             if self.of(product, "parallel") is not None and device.type != "meta":
                 setattr(self, named(product, "part"), self.of(product, "part").to(device))

@@ -66,6 +66,26 @@ def test_an_unbacked_batch_takes_one_graph_for_any_size(check, recipe, compiler)
     assert compiler.graphs == 1
 
 
+def test_a_first_batch_of_the_size_of_a_random_state_fixes_nothing(make_layer, make_x, step, compiler):
+    layer = make_layer()
+    compiled = compiler(layer, dynamic=True)
+    for rows in (2, 33, 5):
+        x = make_x(rows, 96)
+        assert step(layer, x, NVFP4BlockScaling(), compiled) == step(layer, x, NVFP4BlockScaling())
+    assert compiler.graphs == 1
+
+
+def test_a_first_batch_of_the_size_of_kept_codes_fixes_nothing(recipe, compiler):
+    layer = quire.LayerNormMLP(96, 160)
+    with quire.autocast(recipe=recipe):
+        quire.quantize_weights(layer)
+        compiled = compiler(layer, dynamic=True)
+        for rows in (160, 33, 96):
+            x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(rows))
+            assert torch.equal(compiled(x), layer(x))
+    assert compiler.graphs == 1
+
+
 def test_unmarked_batches_take_two_graphs(check, recipe, compiler):
     check(recipe, BATCHES, None)
     assert compiler.graphs == 2

@@ -55,9 +55,10 @@ def test_training_is_that_of_eager(compiler, place, body, backend):
     assert compiler.graphs == 1
 
 
+@pytest.mark.parametrize("first", [13, 2, 3, 64, 1024], ids="{} tokens first".format)  # all but 13: sizes of states
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_batches_of_any_size_share_a_graph_and_the_state(compiler, place):
-    tokens = (13, 5, 33, 2, 16)  # the first is no size of a state: Dynamo would take equal sizes for one
+def test_batches_of_any_size_share_a_graph_and_the_state(compiler, place, first):
+    tokens = (first, 5, 33, 16)
     eager, model = make_model(), make_model()
     expected = train_with_changes(eager, eager, tokens, around=delayed)
 
