@@ -21,12 +21,16 @@ MUTEX = re.compile(r"\bstd::\w*mutex\b")
 MACRO_FILES = ("quire/cpu/region.h", "quire/base/host_device.h", "quire/cuda/kernels/tile_quantize.cuh")
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 #: Declare or stand in for functions of others, which have the parameters that they have.
-INTERFACES_OF_OTHERS = ("src/quire/cuda/cublaslt.h", "tests/cuda/cublaslt_stand_in.cpp")
+INTERFACES_OF_OTHERS = (
+    "src/quire/cuda/cublaslt.h",
+    "tests/cuda/cublaslt_stand_in.cpp",
+    "tests/device/backend/aten.cpp",
+)
 CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if", re.MULTILINE)
 
 
 def check_cpp(name: str, text: str) -> Iterator[str]:
-    for function in cpp_functions.scan(text):
+    for function in (*cpp_functions.scan(text), *cpp_functions.lambdas(text)):
         parameters = 0 if name in INTERFACES_OF_OTHERS else function.parameters
         yield from check_function(f"{name}:{function.line}: {function.name}", function.lines, parameters)
     if name.startswith("src/") and not name.endswith(MACRO_FILES):  # tests name suites, which only macros can
@@ -42,7 +46,10 @@ def check_cpp(name: str, text: str) -> Iterator[str]:
 
 def check_python(name: str, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.Lambda):
+            count = len(node.args.posonlyargs) + len(node.args.args)
+            yield from check_function(f"{name}:{node.lineno}: lambda", 0, count)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if documented(node) else node.body
             lines = node.end_lineno - body[0].lineno + 1 if body else 0
             names = [argument.arg for argument in [*node.args.posonlyargs, *node.args.args]]

@@ -22,6 +22,9 @@ TAIL = re.compile(
 CONSTRUCTOR = re.compile(r"\)\s*(?:noexcept\s*)?:(?!:)")
 TEMPLATE = re.compile(r"\btemplate\s*<(?:[^<>]|<[^<>]*>)*>")
 ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
+# Up to the bracket that opens its parameters; an index follows a name or a bracket, an attribute has two brackets.
+LAMBDA = re.compile(r"(?<![\w\])\[])\s?\[(?!\[)[^\[\]]*\]\s*(?:<[^<>]*>\s*)?\(")
+LAMBDA_BODY = re.compile(r"\s*(?:\b(?:mutable|noexcept|constexpr|requires)\b|->|\{)")
 NOT_A_NAME = {"noexcept", "requires", "decltype", "alignas", "__attribute__", "static_assert", "explicit"}
 
 
@@ -35,7 +38,7 @@ class Function:
 
 def scan(text: str) -> Iterator[Function]:
     """The functions, lambdas included, defined or declared at namespace and class scope; not those inside functions."""
-    code = TOKENS.sub(lambda match: match["number"] or re.sub(r"[^\n]", " ", match[0]), text)
+    code = without_texts(text)
     start = position = 0
     while bracket := re.compile("[(){};]").search(code, position):
         at, position = bracket.start(), bracket.end()
@@ -55,6 +58,21 @@ def scan(text: str) -> Iterator[Function]:
             start = position
         elif bracket[0] in "{};":
             start = position
+
+
+def lambdas(text: str) -> Iterator[Function]:
+    """The lambdas with parameters, wherever they are. Their lines are counted with the function around them."""
+    code = without_texts(text)
+    for match in LAMBDA.finditer(code):
+        opening = match.end() - 1
+        end = closing(code, opening)
+        if LAMBDA_BODY.match(code, end + 1):
+            yield Function("lambda", code.count("\n", 0, match.end()) + 1, 0, parameters(code[opening + 1 : end]))
+
+
+def without_texts(text: str) -> str:
+    """Comments, strings and preprocessor lines are blanks, so that no bracket in them counts."""
+    return TOKENS.sub(lambda match: match["number"] or re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def closing(code: str, at: int) -> int:
@@ -86,7 +104,8 @@ def signature(head: str) -> tuple[str, str] | None:
 def function(code: str, start: int, end: int, found: tuple[str, str]) -> Function:
     start += len(code[start:end]) - len(code[start:end].lstrip())
     line = code.count("\n", 0, start) + 1
-    return Function(found[0], line, code.count("\n", start, end) + 1, parameters(found[1]))
+    count = 0 if found[0] == "lambda" else parameters(found[1])  # those of lambdas: by lambdas()
+    return Function(found[0], line, code.count("\n", start, end) + 1, count)
 
 
 def parameters(text: str) -> int:

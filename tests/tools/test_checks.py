@@ -1,5 +1,6 @@
 """Every check of ./dev check is shown trees that break its rule, and trees that only look like it."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -247,6 +248,28 @@ def test_keywords_and_the_fixtures_of_a_test_are_no_positional_parameters(tree):
     assert list(check_budgets.check(tree(files))) == []
 
 
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("src/a.cpp", "void f() {\n  g([&](int a, int b, int c, int d, int e, auto f) { return a; });\n}\n"),
+        (
+            "src/a.cpp",
+            "void f() {\n  auto h = []<class T>(T a, int b, int c, int d, int e, int f) mutable -> T {};\n}\n",
+        ),
+        ("python/a.py", "def f():\n    return lambda a, b, c, d, e, f: a\n"),
+    ],
+)
+def test_lambdas_have_as_few_parameters_as_functions(tree, name, text):
+    (finding,) = check_budgets.check(tree({name: text}))
+    assert finding.startswith(f"{name}:2: lambda: 6 positional parameters, at most 5")
+    assert list(check_budgets.check(tree({name: re.sub(r"(int )?e, ", "", text)}))) == []
+
+
+def test_an_index_and_an_attribute_are_no_lambdas(tree):
+    text = "void f() {\n  t[i](a, b, c, d, e, g) + 1;\n  [[maybe_unused]] (x)(a, b, c, d, e, g);\n}\n"
+    assert list(check_budgets.check(tree({"src/a.cpp": text}))) == []
+
+
 @pytest.mark.parametrize("word", check_words.FORBIDDEN)
 def test_a_word_of_one_machine_is_found(tree, word):
     (finding,) = check_words.check(tree({"docs/a.md": f"fine\nsee {word}x\n", "build/a.md": word}))
@@ -258,6 +281,11 @@ FORMATS = """constexpr auto kFormats = std::to_array<FormatRow>({
     {"e2m1", 2, 1, 1, Specials::none, true},
     {"e8m0", 8, 0, 127, Specials::nan_only, false},
 });
+"""
+FAMILIES = """inline constexpr std::array<FamilyRow, 2> kFamilies{{
+    {"fp8_row", Format::e4m3, ScaleKind::f32, Scope::row, 0, true, false},
+    {"nvfp4", Format::e2m1, ScaleKind::two_level, Scope::block, 16, true, true},
+}};
 """
 
 
@@ -309,12 +337,32 @@ def test_more_files_than_eight_that_name_an_element_format_are_found(tree):
     python = ["Format.E4M3", "s = 'mxfp8:e4m3'", "kFloat8E4M3 = 7", "def f():\n    return 'E2M1'"]
     files = {f"src/quire/a{i}.{'cu' if i == 4 else 'h'}": text for i, text in enumerate(cpp)}
     files |= {f"python/quire/a{i}.py": f"{text}\n" for i, text in enumerate(python)}
-    root = tree({check_formats.TABLE: FORMATS, **files})
+    root = tree({check_formats.TABLE: FORMATS, check_formats.FAMILY_TABLE: "", **files})
     (finding,) = check_formats.check(root)
     assert finding.startswith("9 files name an element format, at most 8: src/quire/a0.h, ")
     assert sorted(check_formats.naming(root)) == sorted(files)
     (root / "python/quire/a0.py").unlink()
     assert list(check_formats.check(root)) == []
+
+
+def test_files_above_the_kernels_that_name_a_family_are_counted(tree, monkeypatch):
+    named = {
+        "src/quire/spec/a.cpp": 'if (name == "nvfp4") return;\n',
+        "src/quire_torch/a.h": "case ScaleKind::two_level: return;\n",
+        "python/quire/a.py": "rows = spec == 'fp8_row:nan'\n",
+        "python/quire/b.py": "def nvfp4_linear(): ...\n",
+    }
+    others = {
+        "src/quire/cpu/a.h": "int nvfp4;\n",
+        "src/quire/a.cpp": "// of nvfp4\nint x;\n",
+        "python/quire/recipe/a.py": "name = 'nvfp4'\n",
+        "python/quire/c.py": "mynvfp4x = 1\n",
+    }
+    root = tree({check_formats.TABLE: FORMATS, check_formats.FAMILY_TABLE: FAMILIES, **named, **others})
+    assert sorted(check_formats.naming_families(root)) == sorted(named)
+    monkeypatch.setattr(check_formats, "FAMILY_FILES", 3)
+    (finding,) = check_formats.check(root)
+    assert finding.startswith("4 files above the kernels name a family of specs, at most 3: ")
 
 
 def test_comments_docstrings_and_formats_of_scales_name_no_element_format(tree):

@@ -182,16 +182,22 @@ struct GradSums {
   float *dgamma, *dbeta;
 };
 
+/// The same for one element of one row, and the row's own sums: numbers or lanes of them.
+template <class T>
+struct ElementSums {
+  T &w, &wx, &dgamma, &dbeta;
+};
+
 /// Adds the terms of the first `rows` rows to the sums over rows, in order, and finds c1 and c2 (numerics.md 11.2).
 template <DType D, bool kLayer, int kRows>
 inline void add_grad_rows(const float* gamma, int64_t count, const GradSums& sums, GradRows<D>& rows) {
   constexpr int vectors = kPartialSums / kLanes;
-  const auto add = [&](int i, auto dy, auto x, auto g, auto& partial_w, auto& partial_wx, auto& dgamma, auto& dbeta) {
+  const auto add = [&](int i, auto dy, auto x, auto g, auto to) {
     const auto normalized = (x - rows.m[i].mean) * rows.m[i].rstd, w = dy * g;
-    dgamma += dy * normalized;
-    dbeta += dy;
-    if constexpr (kLayer) partial_w += w;
-    partial_wx += w * normalized;
+    to.dgamma += dy * normalized;
+    to.dbeta += dy;
+    if constexpr (kLayer) to.w += w;
+    to.wx += w * normalized;
   };
   // Whole runs of 16: sums along the row stay in registers, those over rows go through memory.
   F32 w[kRows][vectors] = {}, wx[kRows][vectors] = {};
@@ -203,8 +209,8 @@ inline void add_grad_rows(const float* gamma, int64_t count, const GradSums& sum
       F32 dgamma = load(sums.dgamma + at), dbeta = load(sums.dbeta + at);
 #pragma GCC unroll 2
       for (int i = 0; i < kRows; ++i)
-        add(i, load_as<D>(rows.dy[i] + at), load_as<D>(rows.x[i] + at), load(gamma + at), w[i][v], wx[i][v], dgamma,
-            dbeta);
+        add(i, load_as<D>(rows.dy[i] + at), load_as<D>(rows.x[i] + at), load(gamma + at),
+            ElementSums{w[i][v], wx[i][v], dgamma, dbeta});
       store(sums.dgamma + at, dgamma);
       store(sums.dbeta + at, dbeta);
     }
@@ -214,8 +220,8 @@ inline void add_grad_rows(const float* gamma, int64_t count, const GradSums& sum
     float s[kPartialSums], sx[kPartialSums];
     for (int v = 0; v < vectors; ++v) store(s + v * kLanes, w[i][v]), store(sx + v * kLanes, wx[i][v]);
     for (int64_t l = 0; j + l < count; ++l)
-      add(i, widen<D>(rows.dy[i][j + l]), widen<D>(rows.x[i][j + l]), gamma[j + l], s[l], sx[l], sums.dgamma[j + l],
-          sums.dbeta[j + l]);
+      add(i, widen<D>(rows.dy[i][j + l]), widen<D>(rows.x[i][j + l]), gamma[j + l],
+          ElementSums{s[l], sx[l], sums.dgamma[j + l], sums.dbeta[j + l]});
     if (kLayer) rows.c1[i] = sum_of_partial(s) / n;
     rows.c2[i] = sum_of_partial(sx) / n;
   }
