@@ -60,7 +60,7 @@ def takes_device(item: pytest.Item, device: str) -> bool:
     """Whether a test says itself that it computes on the device: fixtures that it takes do not say so for it."""
     if item.path.parent == OF_DEVICE:
         return device == "quiretest"
-    if device == "cuda" and item.get_closest_marker("interleaved"):
+    if item.get_closest_marker("off_devices") or (device == "cuda" and item.get_closest_marker("interleaved")):
         return False
     if "device" in inspect.signature(item.function).parameters:
         return True

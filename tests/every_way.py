@@ -382,7 +382,8 @@ class Table:
 
     def cases(self) -> list:
         """Every feature in every way, and each of both under every recipe. Of costly ways one model has all features,
-        and takes the recipes with most state."""
+        and takes the recipes with most state. Devices other than the CPU have some of the cases: every feature and
+        every way under every recipe."""
         found = []
         for i, feature in enumerate(self.features):
             for j, way in enumerate(way for way in WAYS if not WAYS[way].costly):
@@ -390,7 +391,25 @@ class Table:
                 found += [(feature, way, name) for name in names if self.allowed(feature, way, name)][:1]
         own = zip(self.together, ("nvfp4", "delayed"), strict=False)
         costly = [(which, way, name) for which, name in own for way in WAYS if WAYS[way].costly]
-        return found + [pytest.param(*case, marks=pytest.mark.slow) for case in costly]
+        some = self.of_devices(found)
+        cases = [case if case in some else pytest.param(*case, marks=pytest.mark.off_devices) for case in found]
+        return cases + [pytest.param(*case, marks=pytest.mark.slow) for case in costly]
+
+    def of_devices(self, cases: list[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
+        """Those with a feature or a way that no other of them has under that recipe. What a device lacks shows nothing
+        of what it is combined with."""
+        shown = {
+            (feature, way, recipe): ({(way, recipe)} if not self.features[feature].missing else set())
+            | ({(feature, recipe)} if not WAYS[way].missing else set())
+            for feature, way, recipe in cases
+        }
+        some, seen = set(), set()
+        for most in (2, 1):  # the first time those that show two things
+            for case, pairs in shown.items():
+                if len(pairs - seen) >= most:
+                    some.add(case)
+                    seen |= pairs
+        return some
 
     def feature(self, name: str, way: str, recipe: str) -> Feature:
         if name in self.features:
