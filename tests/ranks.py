@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from devices import DEVICES, prepare
 
 #: Seconds that a collective waits for other ranks, and that a function may take.
 PATIENCE, DEADLINE = 60, 120
+SPAWN = multiprocessing.get_context("spawn")
 #: The type of device on which this process computes, if it is one of Ranks.
 place = "cpu"
 #: Type of device -> what sends tensors between processes.
@@ -159,29 +160,30 @@ def forget(rank: int) -> None:
 
 
 class Ranks:
-    """size processes. run() calls a function of a module in each of them. context: how multiprocessing starts them.
-    Spawned ones hash differently, so that the order of a set is another in each, as it is for users. device: where they
-    compute, one of it for all. backend: what sends tensors; "" for that of BACKENDS."""
+    """size processes. run() calls a function of a module in each of them. contexts: how multiprocessing starts each of
+    them. Forks of one process hash alike. A spawned one hashes differently, so that the order of a set is another in
+    it, as it is for users. device: where they compute, one of it for all. backend: what sends tensors; "" for that of
+    BACKENDS."""
 
     def __init__(
         self,
         size: int,
-        context: multiprocessing.context.BaseContext | None = None,
+        contexts: Sequence[multiprocessing.context.BaseContext] | None = None,
         device: str = "cpu",
         backend: str = "",
     ) -> None:
         self.size, self._folder = size, tempfile.TemporaryDirectory()
         self._where = (device, backend or BACKENDS[device])
-        self._context = context or multiprocessing.get_context("spawn")
+        self._contexts = contexts or [SPAWN] * size
         self._start()
 
     def _start(self) -> None:
-        ends = [self._context.Pipe() for _ in range(self.size)]
+        ends = [multiprocessing.Pipe() for _ in range(self.size)]
         self._pipes = [own for own, _ in ends]
         folder = tempfile.mkdtemp(dir=self._folder.name)
         self._processes = [
-            self._context.Process(target=_serve, args=(rank, self.size, folder, other, self._where), daemon=True)
-            for rank, (_, other) in enumerate(ends)
+            context.Process(target=_serve, args=(rank, self.size, folder, other, self._where), daemon=True)
+            for rank, (context, (_, other)) in enumerate(zip(self._contexts, ends, strict=True))
         ]
         self._stderr = [Path(folder) / f"stderr{rank}" for rank in range(self.size)]
         for process in self._processes:

@@ -19,7 +19,7 @@ from every_recipe import DEFAULTS, VARIANTS, params
 from quire.golden import cases
 from quire.golden.comparison import VECTORS
 from quire.golden.reader import Golden
-from ranks import Ranks, forget
+from ranks import SPAWN, Ranks, forget
 from steps import same
 
 
@@ -203,8 +203,9 @@ def ranks():
 
     def of(size):
         if size not in made:
-            # Spawned processes import PyTorch each: of four, that is most of their time.
-            made[size] = Ranks(size, None if size == 2 else forks.CONTEXT)
+            # A spawned process imports PyTorch, which is most of its time. Of two, one hashes differently.
+            others = [SPAWN if size == 2 else forks.CONTEXT] * (size - 1)
+            made[size] = Ranks(size, [forks.CONTEXT, *others])
         return made[size]
 
     yield of
@@ -228,6 +229,6 @@ def four(ranks):
 @pytest.fixture
 def new():
     """Two processes for one test, which leaves them in a collective."""
-    ranks = Ranks(2, forks.CONTEXT)
+    ranks = Ranks(2, [forks.CONTEXT] * 2)
     yield ranks
     ranks.kill()
