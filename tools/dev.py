@@ -42,8 +42,11 @@ PEER_TESTS = (
     "tests/python/io/test_other_tools.py",
     "tests/docs/test_integrations.py",
 )
-#: Processes that share the tests; each takes up to two GiB.
+#: The most processes that share the tests. Each takes up to two GiB, and half a minute of a core before it runs any:
+#: it imports all tests, and starts the processes from which tests fork theirs.
 WORKERS = 8
+#: Microseconds of cores in each period of so many, or "max", in a container (cgroup v2).
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 #: What pytest says when it was left with none.
 NO_TESTS = 5
 # Tests that call operators in every way, and compile nothing.
@@ -138,8 +141,18 @@ def build(tests: bool = False) -> None:
         link.symlink_to(target)
 
 
+def cores() -> int:
+    """How many cores this process may use at once: taskset and the quota of a container leave fewer than there are."""
+    usable = len(os.sched_getaffinity(0))
+    if CPU_QUOTA.exists():
+        quota, period = CPU_QUOTA.read_text().split()
+        if quota != "max":
+            usable = min(usable, max(1, round(int(quota) / int(period))))
+    return usable
+
+
 def ctest(folder: Path, *options: str, **environment: str) -> None:
-    command = [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", os.cpu_count(), *options]
+    command = [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", cores(), *options]
     subprocess.run([str(part) for part in command], check=True, cwd=ROOT, env=os.environ | environment)
 
 
@@ -164,7 +177,7 @@ def test_environment() -> dict[str, str]:
 
 def workers() -> tuple[list[str], dict[str, str]]:
     """Options and environment that share tests among processes of one thread: few tests compute on several."""
-    count = min(os.cpu_count() or 1, WORKERS)
+    count = min(cores(), WORKERS)
     if count == 1 or version_of("pytest-xdist") is None:
         return [], {}
     return ["--numprocesses", str(count), "--dist", "worksteal"], {"OMP_NUM_THREADS": "1"}

@@ -102,6 +102,26 @@ def test_no_process_of_tests_fails_in_silence(runs, failing):
     assert len(ran) == 5, "the others run too"
 
 
+@pytest.mark.parametrize(
+    ("affinity", "quota", "cores"),
+    [
+        ({3, 5}, None, 2),
+        ({0, 1, 2, 3}, "max 100000\n", 4),
+        ({0, 1, 2, 3}, "200000 100000\n", 2),
+        ({0, 1, 2, 3}, "800000 100000\n", 4),
+        ({0, 1}, "20000 100000\n", 1),
+    ],
+)
+def test_as_many_processes_run_as_there_are_cores_to_use(affinity, quota, cores, monkeypatch, tmp_path):
+    monkeypatch.setattr(dev.os, "sched_getaffinity", lambda process: affinity)
+    monkeypatch.setattr(dev, "CPU_QUOTA", tmp_path / "cpu.max")
+    if quota:
+        dev.CPU_QUOTA.write_text(quota)
+    monkeypatch.setattr(dev, "version_of", lambda name: "3")
+    assert dev.cores() == cores
+    assert dev.workers()[0][:2] == (["--numprocesses", str(cores)] if cores > 1 else [])
+
+
 def test_on_arm_a_cpu_without_the_dot_product_runs_the_best_that_is_left(monkeypatch):
     ran = []
     for name in ("arm_tools", "configure", "compile_targets"):
