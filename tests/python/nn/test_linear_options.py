@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import quire
-from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, every_recipe, in_any_precision, ways
+from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, every_recipe, ways
 from pairwise import pairwise
 from quire import recipe as recipes
 from steps import same, step
@@ -32,13 +32,13 @@ def run(compiler):
 # ---------------------------------------------------------------- gradients of the weight
 
 
-@in_any_precision
-@ways
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("recipe", "compiled", "dtype"), pairwise(list(IN_ANY_PRECISION), [False, True], [torch.float32, torch.bfloat16])
+)
 def test_main_grad_receives_the_gradient_that_autograd_would(
     recipe, compiled, dtype, run, make_layer, make_x, equal_bits
 ):
-    x, plain = make_x(33, 96), make_layer()
+    recipe, x, plain = IN_ANY_PRECISION[recipe], make_x(33, 96), make_layer()
     fused = quire.Linear(96, 64, params_dtype=torch.bfloat16, fuse_wgrad_accumulation=True)
     fused.load_state_dict(plain.state_dict())
     fused.sr_state.copy_(plain.sr_state)
@@ -123,13 +123,13 @@ def test_fused_accumulation_without_main_grad_is_refused_in_words(make_x):
         layer(make_x(5, 96))
 
 
-@in_any_precision
-@ways
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "compiled", "fused"), pairwise(list(IN_ANY_PRECISION), [False, True], [False, True])
+)
 def test_a_delayed_weight_gradient_is_computed_by_backward_dw(
     recipe, compiled, fused, run, make_layer, make_x, equal_bits
 ):
-    plain, x = make_layer(), make_x(33, 96)
+    recipe, plain, x = IN_ANY_PRECISION[recipe], make_layer(), make_x(33, 96)
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True, fuse_wgrad_accumulation=fused)
     layer.load_state_dict(plain.state_dict())
     layer.sr_state.copy_(plain.sr_state)

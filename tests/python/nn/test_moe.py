@@ -9,6 +9,7 @@ from torch._dynamo.decorators import mark_unbacked
 
 import quire
 from every_recipe import IN_ANY_PRECISION, TABLE, params
+from pairwise import pairwise
 from quire import moe
 from quire import recipe as recipes
 from steps import step
@@ -233,9 +234,10 @@ def test_capacity_drops_tokens(recipe_or_none):
     assert dropped.any() and not y[dropped].any() and y[~dropped].any(1).all()
 
 
-@pytest.mark.parametrize("capacity", [None, 0, 1, 3, 100])
-@pytest.mark.parametrize("options", [{}, {"weight_on_input": True}, {"expert_bias": True}], ids=str)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("capacity", "options", "compiled"),
+    pairwise([None, 0, 1, 3, 100], [{}, {"weight_on_input": True}, {"expert_bias": True}], [False, True]),
+)
 def test_loads_are_those_that_the_router_chose_whatever_is_dropped(capacity, options, compiled, compiler):
     """With the loads after dropping, the loss would be least where most is dropped."""
     layer = quire.MoE(8, 16, 4, 1, capacity=capacity, score_function="sigmoid", params_dtype=torch.float32, **options)

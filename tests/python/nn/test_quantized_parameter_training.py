@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import quire
+from every_recipe import DEFAULTS
+from pairwise import pairwise
 from quire import QuantizedTensor
 from steps import same
 
@@ -126,9 +128,11 @@ def test_without_one_training_still_learns_in_eight_bits(name, compiler):
     )
 
 
-@pytest.mark.parametrize("keep_master", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adamw_foreach"])
+@pytest.mark.parametrize(
+    ("recipe", "name", "keep_master"), pairwise(list(DEFAULTS), ["sgd", "adamw_foreach"], [False, True])
+)
 def test_a_compiled_optimizer_makes_the_same_updates(recipe, compiler, name, keep_master):
+    recipe = DEFAULTS[recipe]
     eager, model = (make_model(recipe, keep_master=keep_master) for _ in range(2))
 
     def compiled(parameters):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import quire
+from pairwise import pairwise
 from quire import functional, moe
 from quire import recipe as recipes
 from quire_torch import one_group
 
 MXFP8 = "x=mxfp8,w=mxfp8,dy=mxfp8"
 X = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
-ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
 # ---------------------------------------------------------------- the gradient of a weight that goes elsewhere
 
@@ -46,9 +46,7 @@ def call(layer, x, **options):
     return layer(x, *splits, **options)
 
 
-@ways
-@pytest.mark.parametrize("delayed", [False, True], ids=["mxfp8", "delayed"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "delayed", "compiled"), pairwise(list(LAYERS), [False, True], [False, True]))
 def test_a_refused_call_does_not_say_that_a_gradient_was_added_and_keeps_no_codes(name, delayed, compiled, compiler):
     layer = with_main_grads(name)
     function = compiler(lambda x: call(layer, x, is_first_microbatch=True)) if compiled else None

@@ -7,6 +7,7 @@ import torch
 
 import quire
 from every_recipe import ALL, DELAYED, every_recipe
+from pairwise import pairwise
 
 pytestmark = pytest.mark.any_device
 
@@ -96,10 +97,18 @@ def test_a_copy_between_forward_and_backward_has_no_part_in_it(recipe, forward):
     assert other.weight.grad is None and torch.equal(other.sr_state, state) and not other.delayed.bwd_amax.any()
 
 
-@every_recipe
-@ways
-@pytest.mark.parametrize("move", [lambda m: m.to(torch.bfloat16), lambda m: m.double(), lambda m: m.to("meta")])
+MOVES = {
+    "bfloat16": lambda m: m.to(torch.bfloat16),
+    "float64": lambda m: m.double(),
+    "meta": lambda m: m.to("meta"),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "forward", "move"), pairwise(list(ALL), ["eager", "compiled"], list(MOVES)), indirect=["forward"]
+)
 def test_a_layer_moved_between_forward_and_backward_does_as_torch_does(recipe, move, forward, make_x):
+    recipe, move = ALL[recipe], MOVES[move]
     layer, x, y = forward(recipe)
     twin = torch.nn.Linear(96, 64)
     twin_x = x.detach().requires_grad_()

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
 from every_recipe import ALL, every_recipe
+from pairwise import pairwise
 
 pytestmark = pytest.mark.any_device
 
@@ -158,10 +159,15 @@ def one_element(layer):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("change", [write_through_data, load, fused_step, one_element])
-@pytest.mark.parametrize("way", ["quantize_weights", "is_first_microbatch"])
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("change", "way", "compiled", "grad"),
+    pairwise(
+        [write_through_data, load, fused_step, one_element],
+        ["quantize_weights", "is_first_microbatch"],
+        [False, True],
+        [False, True],
+    ),
+)
 def test_stale_codes_are_never_used(change, way, compiled, grad, compiler):
     layer, recipe, x = make_linear(), ALL["mxfp8"], torch.randn(5, 64)
     options = {} if way == "quantize_weights" else {"is_first_microbatch": False}
