@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from every_recipe import ALL, TABLE
+from pairwise import pairwise
 from python.distributed.prepared_ranks import (
     copies_are_prepared_too,
     errors,
@@ -111,11 +112,11 @@ def test_rows_that_do_not_divide_equally_are_those_of_one_process(two):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", "torch"])
-@pytest.mark.parametrize("dim", [None, 0])
-def test_features_and_shards_are_sharded_over_a_mesh(four, kind, dim):
-    for recipe in ("high_precision", "mxfp8", "nvfp4_no_sr"):
-        four.run(sharded_features_and_rows, kind, dim, recipe)
+@pytest.mark.parametrize(
+    ("recipe", "kind", "dim"), pairwise(["high_precision", "mxfp8", "nvfp4_no_sr"], ["own", "torch"], [None, 0])
+)
+def test_features_and_shards_are_sharded_over_a_mesh(four, recipe, kind, dim):
+    four.run(sharded_features_and_rows, kind, dim, recipe)
 
 
 def test_replicas_of_shards_equal_one_process(four):
