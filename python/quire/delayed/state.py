@@ -9,7 +9,7 @@ import weakref
 import torch
 
 from quire.delayed.rules import Rule, rule_of, text_of
-from quire.loading.devices import runs_later
+from quire.loading.devices import has_values, runs_later
 from quire.loading.for_dynamo import mark_static
 
 #: Rows of a history. `usage` says how many are in use, so that another amax_history_len changes a value and not a
@@ -75,7 +75,7 @@ class DelayedState:
 
     def to(self, device: torch.device) -> None:
         """Moves the tensors to the device. From the meta device, which has no values, it becomes a new state."""
-        if self.usage.is_meta and device.type != "meta":
+        if self.usage.is_meta and has_values(device):
             self.reset(device)
         self.settle()
         for name, value in vars(self).items():

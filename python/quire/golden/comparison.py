@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from quire.loading.devices import fastest
+
 #: Beside this module; 5.5 MB.
 VECTORS = Path(__file__).with_name("golden.tar.xz")
 
@@ -51,7 +53,7 @@ def table(found: list[Family]) -> list[str]:
 def main(device: torch.device | str | None = None) -> int:
     """Prints the table of a device, by default CUDA's if there is one. Returns 0 if nothing differs, 1 if something
     does, 2 if nothing could be compared."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or fastest()
     if not VECTORS.exists():
         print(f"the golden vectors are not installed: no {VECTORS}; install quire from its sources or its wheel")
         return 2

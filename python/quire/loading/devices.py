@@ -21,9 +21,19 @@ def count(kind: str) -> int:
     return 1 if kind == HOST.type else torch.accelerator.device_count()
 
 
+def fastest() -> torch.device:
+    """A CUDA device if there is one, otherwise the host."""
+    return torch.device(_CUDA) if torch.cuda.is_available() else HOST
+
+
+def has_values(device: torch.device) -> bool:
+    """Whether tensors of the device have values: those of the meta device have none."""
+    return device.type != _META
+
+
 def with_values(device: torch.device) -> torch.device:
-    """The device; the host for the meta device, whose tensors have no values."""
-    return HOST if device.type == _META else device
+    """The device; the host for the meta device."""
+    return device if has_values(device) else HOST
 
 
 def runs_later(device: torch.device) -> bool:

@@ -11,7 +11,7 @@ from quire.distributed.data_rank import declared_rank
 from quire.distributed.parallel import refuse_quantized
 from quire.distributed.placements import is_dtensor, local, placed_like
 from quire.ends import at_the_end
-from quire.loading.devices import HOST
+from quire.loading.devices import HOST, has_values
 from quire.loading.for_dynamo import mark_static
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.random_state import own_rank, reset_streams
@@ -278,7 +278,7 @@ class ProductModule(ShardedModule, Float32Buffers):
         Module.to("meta") discards values. Raises RuntimeError within a compiled function, where no state can be
         created."""
         device, state = self._device(), self.of(self.products[0], "sr_state")
-        if state.device == device or device.type == "meta":
+        if state.device == device or not has_values(device):
             return
         if torch.compiler.is_compiling():
             raise RuntimeError(
@@ -294,14 +294,14 @@ class ProductModule(ShardedModule, Float32Buffers):
             self._move_states_now(device)
 
     def _move_states_now(self, device: torch.device) -> None:
-        leave_meta = self.of(self.products[0], "sr_state").is_meta and device.type != "meta"
+        leave_meta = self.of(self.products[0], "sr_state").is_meta and has_values(device)
         for product in self.products:
             name = named(product, "sr_state")
             state = getattr(self, name)
             moved = torch.zeros_like(state, device=device) if leave_meta else state.to(device)
             setattr(self, name, mark_static(moved))
             self.of(product, "delayed").to(device)
-            if self.of(product, "parallel") is not None and device.type != "meta":
+            if self.of(product, "parallel") is not None and has_values(device):
                 setattr(self, named(product, "part"), self.of(product, "part").to(device))
         if leave_meta:
             self._reset_sr_states()

@@ -14,6 +14,7 @@ from quire.delayed import delayed_state
 from quire.distributed import check_ranks
 from quire.distributed.groups import group_size
 from quire.distributed.parallel import MODES, Parallel
+from quire.loading.devices import has_values
 from quire.nn import grouped_linear, layernorm_linear, layernorm_mlp, linear, norm
 from quire.nn.initial_values import initialise
 from quire.nn.norm import reset_norm
@@ -113,7 +114,7 @@ def _parallel(what: str, given: dict[str, object], device: object) -> Parallel |
             f"{what}: tp_size={size} without tp_group is not available without parallel_mode; pass parallel_mode, and "
             "the group here or to set_tensor_parallel_group"
         )
-    on_meta = device is not None and torch.device(device).type == "meta"
+    on_meta = device is not None and not has_values(torch.device(device))
     if size != 1 and group is None and not (given["get_rng_state_tracker"] or on_meta):
         raise NotImplementedError(
             f"{what}: tp_size={size} without tp_group is not available without get_rng_state_tracker: all ranks "

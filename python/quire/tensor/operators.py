@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from quire.loading.devices import has_values
 from quire.tensor.buffers import DTYPES
 from quire.tensor.decoded import DecodedView, each
 from quire.tensor.quantized import QuantizedTensor
@@ -127,7 +128,7 @@ def _empty_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     device = kwargs.get("device")
     results = {name: None if t is None else torch.zeros_like(t, device=device) for name, t in q.named().items()}
     if q.given_scale is not None:  # a scale of zeros would be none
-        lost = q.is_meta and results["given_scale"].device.type != "meta"
+        lost = q.is_meta and has_values(results["given_scale"].device)
         results["given_scale"] = None if lost else q.given_scale.to(results["given_scale"].device, copy=True)
     return q.with_buffers(results, dtype=dtype, is_part=False)
 

@@ -14,6 +14,7 @@
 #include "quire/base/process_mutex.h"
 #include "quire/device/place.h"
 #include "quire_torch/bridge/observe.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/op/outputs.h"
 
 namespace quire_torch {
@@ -53,12 +54,12 @@ class Zeros {
 }  // namespace
 
 at::Device device_of(const quire::Context& context) {
-  if (quire::on_host(context)) return at::kCPU;
+  if (quire::on_host(context)) return op::kHost;
   return at::Device(quire::place_of(context));
 }
 
 void raise_reported(at::Device device) {
-  if (device.is_cpu()) return;
+  if (op::on_host(device)) return;
   const quire::Device* const kind = core_device(device.type());
   if (!kind->faults) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
@@ -69,7 +70,7 @@ CallContext::CallContext(at::Device device) : device_(device) {
   context_ = quire::host();
   context_.workspace = this;
   context_.observer = observer();
-  if (!device.is_cpu()) enter_device();
+  if (!op::on_host(device)) enter_device();
 }
 
 void CallContext::enter_device() {
@@ -93,7 +94,7 @@ void* CallContext::allocate(int64_t bytes) {
 
 void* CallContext::zeroed(int64_t bytes) {
   static constinit quire::Lazy<Zeros> kept;
-  if (!device_.is_cpu() && !context_.capturing) return kept.get().lend(bytes, device_, context_.stream);
+  if (!op::on_host(device_) && !context_.capturing) return kept.get().lend(bytes, device_, context_.stream);
   lent_.push_back(zeros(bytes, device_));
   return lent_.back().mutable_data_ptr();
 }

@@ -4,6 +4,7 @@
 
 #include "quire_torch/bridge/context.h"
 #include "quire_torch/bridge/tensor.h"
+#include "quire_torch/op/device.h"
 
 namespace quire_torch {
 namespace {
@@ -30,13 +31,13 @@ std::array<at::Tensor, 3> copy_side(const quire::QuantizeProblem& p, quire::Dire
 
 HostCopy::HostCopy(const quire::QuantizeProblem& p, const quire::Context& context) : problem_(p) {
   const at::Device from = device_of(context);
-  const at::Tensor& x = holders_.emplace_back(copied(tensor_over(p.x, from), at::kCPU));
+  const at::Tensor& x = holders_.emplace_back(copied(tensor_over(p.x, from), op::kHost));
   problem_.x.data = x.const_data_ptr();
   problem_.x.row_stride = p.x.cols;
   for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
     quire::Side& side = direction == quire::Direction::rowwise ? problem_.rowwise : problem_.columnwise;
     if (!side.data) continue;
-    const auto copies = copy_side(p, direction, context, at::kCPU);
+    const auto copies = copy_side(p, direction, context, op::kHost);
     side = present_side(copies[0], copies[1], copies[2]);
     holders_.insert(holders_.end(), copies.begin(), copies.end());
   }
@@ -48,7 +49,7 @@ HostCopy::HostCopy(const quire::QuantizeProblem& p, const quire::Context& contex
 
 const float* HostCopy::copy(const float* values, int64_t count, at::Device from) {
   if (!values || count == 0) return nullptr;
-  holders_.push_back(copied(tensor_over(values, {count}, at::kFloat, from), at::kCPU));
+  holders_.push_back(copied(tensor_over(values, {count}, at::kFloat, from), op::kHost));
   return holders_.back().const_data_ptr<float>();
 }
 

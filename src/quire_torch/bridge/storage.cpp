@@ -3,19 +3,20 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "quire_torch/bridge/tensor.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/op/outputs.h"
 
 namespace quire_torch {
 
 at::Device numbered(at::Device device) {
-  if (device.is_cpu() || device.has_index()) return device;
+  if (op::on_host(device) || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
 namespace {
 
 void wait_for(at::Device device) {
-  if (device.is_cpu()) return;
+  if (op::on_host(device)) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
   guard.synchronizeDevice(numbered(device).index());
 }
@@ -43,7 +44,7 @@ void TensorStorage::copy(void* to, const void* from, int64_t bytes) const {
 }
 
 void TensorStorage::upload(void* to, const void* from, int64_t bytes) const {
-  if (bytes > 0) bytes_at(to, bytes, device_).copy_(bytes_at(from, bytes, at::kCPU));
+  if (bytes > 0) bytes_at(to, bytes, device_).copy_(bytes_at(from, bytes, op::kHost));
 }
 
 void TensorStorage::finish() const {

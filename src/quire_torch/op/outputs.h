@@ -10,6 +10,7 @@
 
 #include "quire/base/huge_pages.h"
 #include "quire/base/shape.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/op/fields.h"
 
 namespace quire_torch::op {
@@ -64,22 +65,23 @@ template <class Op>
 using Results = Tensors<Op::kResults.size()>;
 inline constexpr std::array<const char*, 0> kNoResults{};
 
-/// The device of the first tensor among the arguments, lists included; the CPU if there is none.
+/// The device of the first tensor among the arguments, lists included; the host if there is none.
 template <class Args>
 at::Device device_of(const Args& args) {
   std::optional<at::Device> device;
   for_each_tensor(args, [&](const at::Tensor& t) {
     if (!device && t.defined()) device = t.device();
   });
-  return device.value_or(at::kCPU);
+  return device.value_or(kHost);
 }
 
 /// On the CPU what at::empty comes to in the end: results are many and mostly small or absent, and a way through the
 /// dispatcher costs more than their memory. Inlined for the same reason.
 [[gnu::always_inline]] inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) {
-  at::Tensor t = o.device().is_cpu() ? at::Tensor(at::detail::empty_cpu(sizes, o)) : at::empty(sizes, o);
+  const bool host = on_host(o.device());
+  at::Tensor t = host ? at::Tensor(at::detail::empty_cpu(sizes, o)) : at::empty(sizes, o);
   const auto bytes = static_cast<int64_t>(t.nbytes());
-  if (bytes >= quire::kHugePageBytes && t.is_cpu()) quire::ask_for_huge_pages(t.mutable_data_ptr(), bytes);
+  if (bytes >= quire::kHugePageBytes && host) quire::ask_for_huge_pages(t.mutable_data_ptr(), bytes);
   return t;
 }
 inline at::Tensor allocate(c10::SymIntArrayRef sizes, at::TensorOptions o) { return at::empty_symint(sizes, o); }

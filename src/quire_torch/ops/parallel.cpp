@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "quire/spec/buffers.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear_grads.h"
@@ -237,7 +238,7 @@ namespace {
 
 /// Whether a gather would read memory of a device by the host: gloo's does, unlike its all-to-all.
 bool host_gathers(const at::Tensor& t, const Group& group) {
-  return !t.device().is_cpu() && sent_by_gloo(group, t.device());
+  return !op::on_host(t.device()) && sent_by_gloo(group, t.device());
 }
 
 }  // namespace

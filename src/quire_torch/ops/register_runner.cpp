@@ -10,6 +10,7 @@
 #include "quire/runner/moe_runner.h"
 #include "quire/runner/registry.h"
 #include "quire_torch/bridge/storage.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/operand.h"
 #include "quire_torch/ops/tensor_runner.h"
@@ -117,7 +118,7 @@ class Stacks {
     check((scale.numel() == 1 || scale.numel() == s.count) && floats && !scale.is_meta(), s.what,
           "'s input_scale must be float32 or float64 with values, one or one for each of ", s.count, ", got ",
           scale.scalar_type(), " ", scale.sizes(), " on ", scale.device());
-    s.input_scale = scale.to(at::kCPU, at::kFloat).contiguous();
+    s.input_scale = scale.to(op::kHost, at::kFloat).contiguous();
   }
 
   const Args& a_;

@@ -10,6 +10,7 @@
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/operations/operations.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/op/op.h"
 
 namespace quire_torch {
@@ -32,7 +33,7 @@ constexpr int64_t kMostStashed = int64_t{1} << 62;
 
 int64_t* check_stash(const at::Tensor& t, const char* op) {
   const bool dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized() && !t._is_zerotensor();
-  quire::check(t.device().is_cpu() && dense, op, ": stash must be a dense tensor on the CPU, got one ",
+  quire::check(op::on_host(t.device()) && dense, op, ": stash must be a dense tensor on the CPU, got one ",
                t.is_nested() ? "that is nested" : quire::text("of layout ", t.layout()), " on ", t.device(),
                "; use the one that wgrad_stash_ wrote");
   quire::check(t.scalar_type() == at::kLong && t.sizes() == at::IntArrayRef({2}) && t.is_contiguous(), op,
@@ -90,8 +91,8 @@ void keep_operands(const WgradStash::Args& a) {
 }
 
 void check_on_host(const op::OptionalTensor& stash, const char* op) {
-  quire::check(!stash || stash->is_cpu(), op, ": wgrad_stash must be on the CPU, whichever device computes, got it on ",
-               stash ? stash->device() : at::Device(at::kCPU), "; move it with .cpu()");
+  quire::check(!stash || op::on_host(stash->device()), op, ": wgrad_stash must be on the CPU, whichever device computes, got it on ",
+               stash ? stash->device() : at::Device(op::kHost), "; move it with .cpu()");
 }
 
 Stashed take_stashed(const at::Tensor& t) {

@@ -9,9 +9,14 @@ import torch
 import quire
 from quire.loading import devices
 
-PACKAGE = Path(__file__).parents[3] / "python/quire"
+ROOT = Path(__file__).parents[3]
+PACKAGE, OPERATORS = ROOT / "python/quire", ROOT / "src/quire_torch"
 #: A comparison with the name of a kind of device, or an argument that has one by default.
-ASKS = re.compile(r"""(==|!=|\bin) *[(\["]+"?(cpu|cuda)\b|device_type: str = "|\[?"cpu"\]? *(==|!=|if)""")
+ASKS = re.compile(
+    r"""(==|!=|\bin) *[(\["]+"?(cpu|cuda|meta)\b|device_type: str = "|\[?"cpu"\]? *(==|!=|if)|"cuda" if|else "cpu\""""
+)
+#: The same in C++.
+NAMES = re.compile(r"\bis_(cpu|cuda|privateuseone)\(\)|\bk(CPU|CUDA|PrivateUse1)\b|DeviceType::(CPU|CUDA|PrivateUse1)")
 
 
 def test_no_other_module_compares_kinds_of_devices():
@@ -22,6 +27,16 @@ def test_no_other_module_compares_kinds_of_devices():
         if ASKS.search(line)
     }
     assert asking == set()
+
+
+def test_no_other_file_of_the_operators_names_a_kind_of_device():
+    naming = {
+        f"{path.relative_to(OPERATORS)}: {line.strip()}"
+        for path in OPERATORS.rglob("*.*")
+        for line in path.read_text().splitlines()
+        if NAMES.search(line) and path.name != "device.h"
+    }
+    assert naming == set()
 
 
 @pytest.mark.parametrize(

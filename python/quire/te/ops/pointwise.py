@@ -10,6 +10,7 @@ from quire import delayed
 from quire.autocast import active_recipe, active_rule
 from quire.delayed.forward import keep_largest
 from quire.functional import quantize
+from quire.loading.devices import has_values
 from quire.recipe import Recipe
 from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, plain
@@ -195,7 +196,7 @@ class Quantize(Operation):
 
     def _move(self, device: torch.device) -> None:
         """Moves the state to the device of x: the operation has no parameter that says where it is."""
-        if self.delayed.usage.device != device and device.type != "meta":
+        if self.delayed.usage.device != device and has_values(device):
             self.delayed.to(device)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Quantize":
