@@ -85,6 +85,7 @@ at::Scalar local_scalar(const at::Tensor& t) {
 }
 
 const at::Tensor& resize(const at::Tensor& t, at::IntArrayRef size, std::optional<at::MemoryFormat>) {
+  if (t.sizes() == size) return t;  // with its strides, as on other devices
   t.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   const size_t bytes =
       at::detail::computeStorageNbytesContiguous(size, t.element_size(), static_cast<size_t>(t.storage_offset()));
@@ -127,6 +128,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
          [](Tensor& t, c10::Stream s) { record_stream(t.storage().mutable_data(), {s.device_index(), s.id()}); });
 }
 
+/// Kernels of the CPU copy tensors that PyTorch has only marked as negated or conjugated.
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+
 }  // namespace
 
 at::Tensor shadow(Launch& launch, const at::Tensor& t, Use use) {
@@ -136,7 +141,10 @@ at::Tensor shadow(Launch& launch, const at::Tensor& t, Use use) {
     return use == Use::reads ? launch(t.const_data_ptr()) : launch.from_peer(t.const_data_ptr());
   };
   const auto options = t.options().device(at::kCPU).requires_grad(false);
-  return at::from_blob(const_cast<void*>(address()), t.sizes(), t.strides(), options);
+  const at::Tensor there = at::from_blob(const_cast<void*>(address()), t.sizes(), t.strides(), options);
+  there._set_conj(t.is_conj());
+  there._set_neg(t.is_neg());
+  return there;
 }
 
 }  // namespace testdevice

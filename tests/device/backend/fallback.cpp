@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -32,6 +33,16 @@ void replace(Stack& stack, const F& f) {
       v = c10::IValue(list);
     }
   }
+}
+
+/// A tensor of the CPU of the same form, which holds one number; none if it is large.
+std::optional<at::Tensor> filled(const at::Tensor& t, double value) {
+  constexpr int64_t kMost = 16384;
+  int64_t elements = t.numel() > 0 ? 1 : 0;
+  for (int64_t d = 0; d < t.dim() && elements > 0; ++d) elements += (t.size(d) - 1) * t.stride(d);
+  if (elements > kMost) return std::nullopt;
+  const at::Tensor memory = at::full({elements}, value, t.options().device(at::kCPU).requires_grad(false));
+  return memory.as_strided(t.sizes(), t.strides());
 }
 
 class Call {
@@ -71,6 +82,37 @@ class Call {
     return true;
   }
 
+  /// What PyTorch refuses, it refuses when it is called, on every device. Kernels of the CPU look at their arguments
+  /// themselves, so one runs here first, on small tensors of other values. An operator that takes neither zeros nor ones
+  /// takes no arguments of these sizes and dtypes. Results of out= get the sizes that it gives them.
+  void rehearse() const {
+    for (const double value : {0.0, 1.0}) {
+      bool small = true;
+      Stack stack = arguments_;
+      replace(stack, [&](size_t, const at::Tensor& t) {
+        const std::optional<at::Tensor> other = small ? filled(t, value) : std::nullopt;
+        small = other.has_value();
+        return other.value_or(t);
+      });
+      if (!small) return;
+      place_devices(stack, at::kCPU);
+      place_generators(stack, [](const std::optional<at::Generator>&) { return uint64_t{0}; });
+      try {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        Stack called = stack;
+        op_.callBoxed(called);
+        for (size_t i = 0; i < stack.size(); ++i)
+          if (writes(i) && stack[i].isTensor() && stack[i].toTensor().numel() > 0)  // none: it depends on values
+            arguments_[i].toTensor().resize_(stack[i].toTensor().sizes());
+        return;
+      } catch (const c10::LinAlgError&) {  // it is of the values
+        return;
+      } catch (const std::exception&) {
+        if (value == 1.0) throw;
+      }
+    }
+  }
+
   Stack run() {
     const c10::DeviceGuard guard(*device_);
     Launch launch(name(), current_stream());
@@ -79,9 +121,7 @@ class Call {
       return is_ours(t) ? shadow(launch, t, writes(i) ? Use::writes : Use::reads) : t.clone();
     });
     place_devices(stack, at::kCPU);
-    for (size_t i = 0; i < stack.size(); ++i)
-      if (schema().arguments()[i].name() == "generator")
-        stack[i] = at::make_generator<at::CPUGeneratorImpl>(next_seed(stack[i].toOptional<at::Generator>(), *device_));
+    place_generators(stack, [&](const std::optional<at::Generator>& given) { return next_seed(given, *device_); });
     Stack results;
     std::vector<at::Tensor> fresh;
     for (size_t i = 0; i < schema().returns().size(); ++i) {
@@ -109,6 +149,12 @@ class Call {
     for (c10::IValue& v : stack)
       if (v.isDevice()) v = device;
   }
+  template <class F>
+  void place_generators(Stack& stack, const F& seed) const {
+    for (size_t i = 0; i < stack.size(); ++i)
+      if (schema().arguments()[i].name() == "generator")
+        stack[i] = at::make_generator<at::CPUGeneratorImpl>(seed(stack[i].toOptional<at::Generator>()));
+  }
   /// The argument that it aliases, or new memory.
   at::Tensor result(size_t i) const {
     const auto* alias = schema().returns()[i].alias_info();
@@ -134,6 +180,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     count("synchronous " + call.name());
     return at::native::cpu_fallback(op, stack);
   }
+  call.rehearse();
   Stack results = call.run();
   torch::jit::drop(*stack, op.schema().arguments().size());
   for (c10::IValue& r : results) stack->push_back(std::move(r));
