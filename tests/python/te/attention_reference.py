@@ -36,7 +36,7 @@ def attention(q, k, v, allowed, *, scale=None, bias=None, sink=None):
     return torch.stack(batches)
 
 
-def inputs(dtype=torch.float32, seed=0, lengths=(SQ, SKV), v_features=DV):
+def inputs(dtype=torch.float64, seed=0, lengths=(SQ, SKV), v_features=DV):
     """q, k and v as [b, s, h, d], which need gradients."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (B, lengths[0], H, D), (B, lengths[1], G, D), (B, lengths[1], G, v_features)
