@@ -7,10 +7,10 @@ import pytest
 
 for package in ("transformers", "peft", "accelerate", "lightning.pytorch"):
     pytest.importorskip(package)
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 
 import quire  # noqa: E402
+from python.integrations import tiny_language_models as tiny  # noqa: E402
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -26,7 +26,7 @@ def test_the_python_of_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     tiny.write_modelopt(tmp_path / "folder-of-a-checkpoint", "llama", "MXFP8")
-    loading, generating, adapting, preparing, training = BLOCK.findall(page("docs/integrations.md").text)
+    loading, generating, adapting, preparing, offloading, training = BLOCK.findall(page("docs/integrations.md").text)
     model = run(loading)["model"]
     assert (tmp_path / "copy" / "model.safetensors").stat().st_size > 0
     adapted = run(adapting, quire=quire, model=model)["model"]
@@ -36,6 +36,11 @@ def test_the_python_of_the_page_runs(page, tmp_path, monkeypatch):
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 256)))
     prepared = run(preparing, model=plain, loader=loader, **small)["model"]
     assert prepared(torch.randn(2, 256)).dtype == torch.float32  # which accelerate makes of it
+    quantized = quire.convert(plain, "mxfp8", for_inference=True, tokens=None)
+    expected = quantized(torch.ones(2, 256))
+    assert torch.equal(
+        run(offloading, torch=torch, model=quantized, device="cpu")["model"](torch.ones(2, 256)), expected
+    )
     assert run(training, **small)["trainer"].precision == "bf16-mixed"
     monkeypatch.setattr(
         torch, "compile", lambda function, fullgraph: function

@@ -145,8 +145,9 @@ class QuantizedTensor(DataTensors, torch.Tensor):
             raise TypeError(
                 f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, which has no codes. "
                 "Offloading to disk (accelerate's disk_offload, or 'disk' in a device_map) stores decoded values: "
-                "offload quantized weights to the CPU. Load a checkpoint with values by load_state_dict(), or quantize "
-                "them with quire.quantize"
+                "offload quantized weights to the CPU, or from a file by state_dict=torch.load(path, mmap=True) "
+                "(docs/integrations.md). Load a checkpoint with values by load_state_dict(), or quantize them with "
+                "quire.quantize"
             )
         return torch.nn.Parameter(tensor, requires_grad)
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +63,29 @@ def _loaded(there, folder, target, **options):
     return target
 
 
+def mapped(there, folder):
+    """The state dict of a file, whose memory is the file's."""
+    torch.save(there.state_dict(), folder / "weights.pt")
+    return torch.load(folder / "weights.pt", mmap=True)
+
+
+def from_a_mapped_file(there, folder):
+    return accelerate.cpu_offload(there, execution_device="cpu", state_dict=mapped(there, folder))
+
+
+def all_on_disk(there, folder):
+    device_map, weights = dict.fromkeys("0123", "disk"), mapped(there, folder)
+    return accelerate.dispatch_model(there, device_map, main_device="cpu", state_dict=weights, offload_index={})
+
+
+def one_layer_on_disk(there, folder):
+    device_map, weights = dict.fromkeys("0123", "cpu") | {"1": "disk"}, mapped(there, folder)
+    return accelerate.dispatch_model(there, device_map, main_device="cpu", state_dict=weights, offload_index={})
+
+
 WAYS = (cpu_offload, cpu_offload_with_hook, dispatch, checkpoint, checkpoint_to_meta, checkpoint_and_dispatch)
+#: Ways in which weights lie in a file between calls, and which layers do.
+FILES = {from_a_mapped_file: "0123", all_on_disk: "0123", one_layer_on_disk: "1"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -81,6 +104,41 @@ def test_forward_of_an_offloaded_model_has_the_bits_of_one_that_stayed(way, reci
     assert all(isinstance(layer.weight, torch.nn.Parameter) for layer in moved)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_current", "fp8_block"])
+@pytest.mark.parametrize("way", FILES, ids=lambda way: way.__name__)
+def test_weights_in_a_file_have_the_codes_of_the_model_that_stayed(way, recipe, dtype, tmp_path):
+    there, x = model(recipe, dtype), torch.randn(8, N, dtype=dtype)
+    before = copy.deepcopy(there.state_dict())
+    with torch.no_grad():
+        expected = there(x)
+        moved = way(there, tmp_path)
+        for _ in range(2):
+            assert torch.equal(moved(x), expected)
+    assert [name for name, layer in moved.named_children() if layer.weight.is_meta] == list(FILES[way])
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.pt"]
+    accelerate.hooks.remove_hook_from_submodules(moved)  # it puts them back
+    for name, value in moved.state_dict().items():
+        assert torch.equal(stored(value), stored(before[name])), name
+        assert not isinstance(value, QuantizedTensor) or value.proto == before[name].proto
+
+
+def stored(t):
+    """All bytes of a tensor."""
+    parts = t.named().values() if isinstance(t, QuantizedTensor) else [t]
+    return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts if part is not None])
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list what is mapped")
+def test_the_memory_of_such_weights_is_the_file_s(tmp_path):
+    weights = mapped(model("mxfp8", torch.bfloat16), tmp_path)
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    of_file = [line[0].split("-") for line in lines if line[-1] == str(tmp_path / "weights.pt")]
+    for name, value in weights.items():
+        for part in value.buffers().values() if isinstance(value, QuantizedTensor) else [value]:
+            assert any(int(first, 16) <= part.data_ptr() < int(end, 16) for first, end in of_file), name
+
+
 def on_disk(there, folder):
     return accelerate.disk_offload(there, folder, execution_device="cpu")
 
@@ -93,7 +151,10 @@ def partly_on_disk(there, folder):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", [on_disk, partly_on_disk], ids=lambda way: way.__name__)
 def test_weights_on_disk_which_would_lose_their_codes_are_refused(way, dtype, tmp_path):
-    with pytest.raises(TypeError, match=r"(?s)QuantizedTensor.*codes.*(dequantize|CPU)"), torch.no_grad():
+    with (
+        pytest.raises(TypeError, match=r"(?s)QuantizedTensor.*codes.*(dequantize|CPU, or from .*mmap=True)"),
+        torch.no_grad(),
+    ):
         way(model("mxfp8", dtype), tmp_path)(torch.randn(8, N, dtype=dtype))
     assert dtype is torch.bfloat16 or not [name for name in os.listdir(tmp_path) if "weight" in name]
 
