@@ -215,6 +215,29 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
     return RunnerHandle(runner._register(name), name)
 
 
+def refit(runner: RunnerHandle | int | str, weights: LinearRunner | MoERunner) -> None:
+    """Quantizes new weights into the memory of a registered runner. Operators that name it, compiled graphs, exported
+    programs and captured CUDA graphs then compute with the new weights.
+
+    runner: its handle, number or name. weights: a runner of the same kind, with the same shapes, specs, dtypes of
+        biases and options. Without static scales of inputs, which an x with the option `given` needs, the registered
+        runner keeps those that it has.
+
+    Needs memory for one more copy of the runner's codes, until it returns. No call of the runner may run at the same
+    time. Raises TypeError for another kind of object, LookupError or RuntimeError if no runner has the name or number,
+    ValueError or RuntimeError for weights of another form; the runner then keeps its weights.
+    """
+    if not isinstance(weights, LinearRunner | MoERunner):
+        raise TypeError(
+            f"runners.refit: weights must be a LinearRunner or a MoERunner, got {describe(weights)}; a Python function "
+            "has its weights itself"
+        )
+    found = named(runner)
+    handle = find(found).handle if isinstance(found, str) else found
+    with register(weights) as new:
+        torch.ops.quire.runner_take(handle, new.handle)
+
+
 @dataclass(frozen=True)
 class RegisteredRunner:
     """One entry of registered(). kind: "linear" or "moe". experts: their number, 0 for "linear"."""

@@ -112,6 +112,7 @@ void register_runner_functions(torch::Library& m) {
   op::register_value<RegisterLinearRunner>(m);
   op::register_value<RegisterMoeRunner>(m);
   op::register_value<RegisterPythonRunner>(m);
+  m.def("runner_take(int handle, int source) -> ()", take_weights);
   m.def("runner_unregister(int handle) -> ()", quire::unregister_runner);
   m.def("runner_list() -> str", list_runners);
   m.def("runner_dropped_functions() -> int[]", dropped_python_functions);

@@ -30,4 +30,13 @@ void LinearRunner::run(const RunnerCall& call) {
   gemm(weight_.product(codes, *x_, call.out, "fprop"), call.context);
 }
 
+void LinearRunner::take(const Runner& other, const Storage& storage) {
+  const auto* const from = dynamic_cast<const LinearRunner*>(&other);
+  check(from != nullptr && from->x_.to_string() == x_.to_string(),
+        "runner: a linear runner takes the weight of another one with the same x; this is ", info().description,
+        ", got ", other.info().description);
+  weight_.check_taken(from->weight_, "the weight");
+  weight_.take(from->weight_, storage);
+}
+
 }  // namespace quire

@@ -14,6 +14,7 @@ class LinearRunner final : public Runner {
   LinearRunner(PreparedWeight weight, const InputSpec& x);
 
   void run(const RunnerCall& call) override;
+  void take(const Runner& other, const Storage& storage) override;
 
  private:
   PreparedWeight weight_;

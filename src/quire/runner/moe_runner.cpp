@@ -124,6 +124,27 @@ void MoeRunner::run(const RunnerCall& call) {
   unpermute({.from = both, .map = {.rows = pairs, .tokens = tokens, .slots = 2}, .to = call.out}, context);
 }
 
+void MoeRunner::take(const Runner& other, const Storage& storage) {
+  const auto* const from = dynamic_cast<const MoeRunner*>(&other);
+  const auto described = [](const MoeRunner& m) {
+    return text(m.options_.x.to_string(), m.options_.activation.to_string(), m.options_.weight_on_input,
+                m.shared_.has_value());
+  };
+  check(from != nullptr && described(*from) == described(*this),
+        "runner: a mixture takes the weights of another one with the same options; this is ", info().description,
+        ", got ", other.info().description);
+  experts_.w13.check_taken(from->experts_.w13, "w13");
+  experts_.w2.check_taken(from->experts_.w2, "w2");
+  if (shared_) {
+    shared_->w13.check_taken(from->shared_->w13, "shared_w13");
+    shared_->w2.check_taken(from->shared_->w2, "shared_w2");
+    shared_->w13.take(from->shared_->w13, storage);
+    shared_->w2.take(from->shared_->w2, storage);
+  }
+  experts_.w13.take(from->experts_.w13, storage);
+  experts_.w2.take(from->experts_.w2, storage);
+}
+
 MoeRunner::Planned MoeRunner::plan(CallMemory& memory, const Experts& experts, const Rows& rows) const {
   const PreparedWeight &w13 = experts.w13, &w2 = experts.w2;
   const int64_t count = rows.groups.rows;

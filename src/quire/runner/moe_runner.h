@@ -33,6 +33,7 @@ class MoeRunner final : public Runner {
 
   /// Takes memory by the number of tokens and choices, not by where they go.
   void run(const RunnerCall& call) override;
+  void take(const Runner& other, const Storage& storage) override;
 
  private:
   struct Planned;

@@ -42,7 +42,8 @@ PreparedWeight::PreparedWeight(const QuantSpec& spec, const std::array<int64_t, 
   std::array<int64_t, 3> places{};
   const std::array bytes = bytes_of(kept, room);
   for (size_t i = 0; i < places.size(); ++i) places[i] = plan.plan(bytes[i]);
-  codes_ = storage.allocate(plan.plan(0));
+  codes_bytes_ = plan.plan(0);
+  codes_ = storage.allocate(codes_bytes_);
   auto* const memory = static_cast<std::byte*>(codes_.get());
   operand_ = {.spec = kept,
               .outer = all_rows,
@@ -101,6 +102,27 @@ PreparedWeight::PreparedWeight(const Operand& w, const WeightOptions& options, c
     reorder({.from = one, .data = to.data, .scale = to.scale}, storage.context());
   }
   keep(options, storage);
+}
+
+void PreparedWeight::check_taken(const PreparedWeight& other, const char* what) const {
+  const auto described = [](const PreparedWeight& w) {
+    return text(w.count_, " of [", w.out_features(), ", ", w.in_features(), "] in ", w.operand_.spec, " on ", w.place_,
+                w.bias_.data ? text(" with a bias in ", name(w.bias_.dtype)) : std::string(" without a bias"));
+  };
+  const std::string own = described(*this), theirs = described(other);
+  check(own == theirs, "runner: ", what, " has ", own, ", and its new values must have the same form; got ", theirs,
+        "; register another runner for them");
+  check(input_scales_ || !other.input_scales_, "runner: ", what,
+        " has no static scale of its input, and the new one has; leave the input_scale out");
+}
+
+void PreparedWeight::take(const PreparedWeight& other, const Storage& storage) {
+  storage.copy(codes_.get(), other.codes_.get(), codes_bytes_);
+  if (bias_.data != nullptr)
+    storage.copy(bias_memory_.get(), other.bias_.data, times(operand_.outer, size_of(bias_.dtype)));
+  if (!other.input_scales_) return;
+  storage.copy(scales_memory_.get(), other.input_scales_, times(3 * count_, int64_t{sizeof(float)}));
+  largest_scale_ = other.largest_scale_;
 }
 
 Side PreparedWeight::written(int64_t weight) const {

@@ -25,8 +25,8 @@ struct WeightOptions {
 };
 
 /// Codes and scales of w [N, K], or of E such weights, one of which each group of rows is multiplied by; and biases.
-/// In memory of its own: later writes to what it was made from change nothing. Immutable. Codes are interleaved, which
-/// products of few tokens read soonest (numerics.md 2.4), unless scales are swizzled.
+/// In memory of its own: later writes to what it was made from change nothing. Only take() changes it. Codes are
+/// interleaved, which products of few tokens read soonest (numerics.md 2.4), unless scales are swizzled.
 class PreparedWeight {
  public:
   /// Quantizes w [E * N, K] (f32, f16 or bf16) where it lies. Throws Error if the spec rounds stochastically, or as
@@ -44,6 +44,13 @@ class PreparedWeight {
   const QuantSpec& spec() const { return spec_; }
   /// Where it lies: "cpu", "cuda:0".
   const std::string& place() const { return place_; }
+
+  /// Throws Error unless take() of the other one changes values only: the same sizes, spec, place, and dtype of the
+  /// bias. what: for errors, such as "w13".
+  void check_taken(const PreparedWeight& other, const char* what) const;
+  /// Copies codes, scales and bias of one that check_taken() passes into the memory that this one has. Static scales of
+  /// inputs stay, unless the other one has some.
+  void take(const PreparedWeight& other, const Storage& storage);
 
   /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale under
   /// one scale of the tensor, which the option `given` needs. Inputs that are not quantized have no input_scale.
@@ -74,6 +81,7 @@ class PreparedWeight {
   int64_t count_;
   std::string place_;
   std::shared_ptr<void> codes_, bias_memory_, scales_memory_;
+  int64_t codes_bytes_ = 0;
   Operand operand_;
   Vector bias_;
   float largest_scale_ = 0;  ///< of input_scales_; 0: there are none

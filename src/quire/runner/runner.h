@@ -37,6 +37,8 @@ struct RunnerCall {
   Context context{};
 };
 
+class Storage;
+
 /// Owns prepared weights and computes with them.
 class Runner {
  public:
@@ -51,6 +53,11 @@ class Runner {
   /// What it throws reaches the operator's caller. For capture in CUDA graphs: no allocation from the device once
   /// calls of this size have been made, and no wait for the device.
   virtual void run(const RunnerCall& call) = 0;
+
+  /// Copies the weights of a runner of the same kind and form into the memory that this one has, so that captured
+  /// graphs stay valid. No call may run at the same time. Throws Error, with nothing changed, if the form differs, and
+  /// for runners that cannot.
+  virtual void take(const Runner& other, const Storage& storage);
 
  private:
   RunnerInfo info_;

@@ -159,6 +159,15 @@ int64_t RegisterPythonRunner::run(const Args& a) {
   return quire::register_runner(std::make_shared<PythonRunner>(std::move(info), a.function), a.name);
 }
 
+void take_weights(int64_t handle, int64_t from) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const quire::RegisteredRunnerPtr to = quire::find_runner("runners.refit", handle),
+                                   source = quire::find_runner("runners.refit", from);
+  const TensorStorage storage(at::Device(to->runner->info().device));
+  to->runner->take(*source->runner, storage);
+  storage.finish();
+}
+
 std::string list_runners() {
   std::string lines;
   for (const quire::RegisteredRunnerPtr& r : quire::registered_runners()) {

@@ -81,6 +81,9 @@ struct RegisterPythonRunner : OpBase {
   static Value run(const Args& a);
 };
 
+/// Copies the weights of the runner `from` into the memory of the runner `handle` (Runner::take), and waits for it.
+void take_weights(int64_t handle, int64_t from);
+
 /// A line per registered runner: "HANDLE\tNAME\tKIND\tDEVICE\tIN_FEATURES\tOUT_FEATURES\tEXPERTS\tDESCRIPTION".
 std::string list_runners();
 
