@@ -76,6 +76,7 @@ BENCHMARKS = {
     "ggml": "benchmarks/ggml.py",
     "host": "benchmarks/host.py",
     "moe": "benchmarks/moe.py",
+    "refit": "benchmarks/refit.py",
 }
 
 
@@ -372,7 +373,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "bench",
         add_help=False,
         help="layers against PyTorch's; `bench demo`: training steps of its model; `bench distributed`: of two "
-        "processes; `bench moe`: experts; `bench host`: the cost of a call; `bench encoder`: a converted model; "
+        "processes; `bench moe`: experts; `bench host`: the cost of a call; `bench refit`: new weights; "
+        "`bench encoder`: a converted model; "
         "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
     )
     verbs.add_parser("docs", help="the documentation as a site, in build/site")

@@ -13,6 +13,7 @@ from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checks import near  # noqa: E402
 from quire.conversion.convert import convert  # noqa: E402
 from quire.conversion.recommend import RecipeEstimate, Recommendation, recommend  # noqa: E402
+from quire.conversion.refit import OPENERS, RefitReport, refit  # noqa: E402
 from quire.conversion.report import ConversionReport, LayerReport, ParameterReport, conversion_report  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
@@ -68,6 +69,7 @@ __all__ = [
     "RMSNorm",
     "RecipeEstimate",
     "Recommendation",
+    "RefitReport",
     "TensorProto",
     "TrainingState",
     "active_recipe",
@@ -94,6 +96,7 @@ __all__ = [
     "quantized_model_init",
     "recipe",
     "recommend",
+    "refit",
     "rng_state",
     "runners",
     "set_delayed_state",
@@ -101,6 +104,8 @@ __all__ = [
     "synchronize",
     "unpack_weights",
 ]
+
+OPENERS.append(lambda model, path: importlib.import_module("quire.io.refitting").fitted(model, path))
 
 #: Modules that are public beside these names.
 _MODULES = ("functional", "info", "io", "nn", "te")

@@ -1,5 +1,6 @@
 """The changes that quire.convert made to a model, and what it left in high precision, as values and as a table."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class ConversionReport:
     the bytes of all tensors that the model holds, before and after: parameters, buffers, gradients and the state of
     layers; memory that several share counts once. untied: of parameters that shared memory before and no longer do, a
     named tuple each of the names that are codes now (quantized), the names that keep their values (others), and the
-    bytes of the codes (nbytes).
+    bytes of the codes (nbytes). method: of quire.quantize_model, which made the codes; "rtn" rounds to nearest.
     """
 
     model: str
@@ -77,6 +78,7 @@ class ConversionReport:
     tokens: int | None = None
     nbytes: tuple[int, int] | None = None
     untied: tuple[Untied, ...] = ()
+    method: str = "rtn"
 
     @property
     def converted(self) -> tuple[LayerReport, ...]:
@@ -196,6 +198,10 @@ def milliseconds(seconds: float) -> str:
 
 
 def keep_report(model: torch.nn.Module, report: ConversionReport) -> None:
+    """A method of an earlier call stays: refit() must know that some codes were made by it."""
+    earlier = vars(model).get(_REPORT)
+    if report.method == "rtn" and earlier is not None:
+        report = dataclasses.replace(report, method=earlier.method)
     vars(model)[_REPORT] = report
 
 

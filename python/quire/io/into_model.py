@@ -450,7 +450,7 @@ def apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Chec
     work += list({id(target): (target, layer) for layer in layers.values() for target in layer.targets}.values())
     # A bar appears after a second, where someone watches.
     for target, layer in tqdm(work, desc="quire.io.load", unit="tensor", delay=1, disable=None):
-        value = _plain(target, checkpoint) if layer is None else _weight(target, layer, checkpoint)
+        value = plain_value(target, checkpoint) if layer is None else _weight(target, layer, checkpoint)
         _assign(target, value)
     modules = {id(module): module for layer in layers.values() for t in layer.targets for _, module, _ in t.owners}
     new = []
@@ -466,7 +466,8 @@ def apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Chec
     reset_streams([layer.sr_state for layer in new], [layer.take_stream() for layer in new])
 
 
-def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
+def plain_value(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
+    """The value of a parameter that is not quantized in the checkpoint."""
     each = []
     for matrix in target.source.matrices:
         parts = [_tensor(ref.entry, target, checkpoint) for ref in matrix]

@@ -226,7 +226,7 @@ def _renamed(states: Mapping[str, object], names: Mapping[str, str]) -> dict[str
 
 
 #: What wraps modules, in names of parameters; PyTorch's get_model_state_dict leaves them out too.
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def names_of_modules(model: torch.nn.Module) -> dict[str, str]:
@@ -234,7 +234,7 @@ def names_of_modules(model: torch.nn.Module) -> dict[str, str]:
     found = {}
     for name, _ in model.named_modules():
         outer, _, last = name.rpartition(".")
-        wrapped = bool(name) and (last in _WRAPPERS or _is_data_parallel(model.get_submodule(outer)))
+        wrapped = bool(name) and (last in WRAPPERS or _is_data_parallel(model.get_submodule(outer)))
         found[name] = found[outer] if wrapped else ".".join(filter(None, (found.get(outer, ""), last)))
     return found
 

@@ -1,5 +1,6 @@
 """quantize_model(): a model's weights become codes, rounded to nearest or by a method that has less error."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
 
@@ -8,6 +9,7 @@ import torch
 from quire.checks import check_type
 from quire.conversion.convert import Plan, Selection, carry_out, select
 from quire.conversion.inference import inference_recipe
+from quire.conversion.report import keep_report
 from quire.functional import quantize
 from quire.nn.own_context import own_context, running
 from quire.nn.product_module import checked_recipe
@@ -78,6 +80,7 @@ def quantize_model(
         scales = _scales(selection, seen, missing_input_scale)
         report = carry_out(selection, _codes(selection, method, seen, float(damping), scales), computed)
         give(scales)
+    keep_report(model, dataclasses.replace(report, method=method))
     for note in report.notes:
         warnings.warn(f"quire.quantize_model: {note}", stacklevel=2)
     return model

@@ -1,0 +1,307 @@
+"""New weights for a model that was converted for inference, in the memory of its present ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from quire.checks import check_type, describe
+from quire.conversion.new_weights import Match, Write, match, slots
+from quire.conversion.report import conversion_report, counted, megabytes
+from quire.distributed.placements import is_dtensor, local, part_for
+from quire.nn.own_context import own_context
+from quire.nn.product_module import ProductModule
+from quire.tensor import DTYPES, QuantizedTensor
+from quire.tensor.order import same_codes
+
+#: (model, path) -> the weights of a checkpoint by their names in the model. The root of the package puts it here:
+#: quire.io, which reads files, stands above this folder and is loaded when it is first used.
+OPENERS: list[Callable[[torch.nn.Module, str | Path], Mapping[str, torch.Tensor]]] = []
+
+
+@dataclass(frozen=True)
+class RefitReport:
+    """The result of quire.refit. str() gives a summary.
+
+    quantized: names of weights whose values were quantized. copied: names of weights whose codes were copied. plain:
+    names of parameters and buffers in high precision that were copied. left: names in the model that kept their values
+    (without static scales). unused: names that only the weights have. nbytes: bytes that were written. notes: what to
+    do before the model runs.
+    """
+
+    quantized: tuple[str, ...]
+    copied: tuple[str, ...]
+    plain: tuple[str, ...]
+    left: tuple[str, ...]
+    unused: tuple[str, ...]
+    nbytes: int
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kinds = ((self.quantized, "quantized"), (self.copied, "copied as codes"), (self.plain, "in high precision"))
+        written = ", ".join(f"{len(names)} {what}" for names, what in kinds)
+        lines = [f"refit: {megabytes(self.nbytes)} written: {written}"]
+        lines += [f"  left: {_some(self.left)}"] if self.left else []
+        lines += [f"  unused: {_some(self.unused)}"] if self.unused else []
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def refit(
+    model: torch.nn.Module,
+    weights: Mapping[str, torch.Tensor] | str | Path,
+    *,
+    strict: bool = True,
+    check_finite: bool = True,
+) -> RefitReport:
+    """Quantizes new weights into the memory of a model that was converted for inference. Returns what was written.
+
+    All tensors of the model stay the same objects at the same addresses, with their specs and order of codes. So
+    compiled functions are not compiled again, captured CUDA graphs stay valid, and what shares the memory
+    computes with the new weights. The bytes are those of a new conversion: of the model's layers with the weights
+    loaded, under the same recipe. Static scales of inputs stay, unless the weights have some.
+
+    model: a model with quantized weights (quire.convert(for_inference=True), quire.quantize_model, quire.io.load,
+        quire.quantized_model_init), or the module of an exported program of one.
+    weights: the state dict of the unconverted model, or a part of it; or the path of a checkpoint, as for
+        quire.io.read.
+        A value in float32, float16 or bfloat16 is rounded to the dtype of the model's parameter, as load_state_dict
+        does, and quantized; if the parameter has a master, that takes it unrounded. Of a QuantizedTensor with the same
+        spec, the bytes are copied. Of a DTensor, ranks send their parts, one tensor at a time; all ranks of its
+        mesh must call this function. A layer that is sharded over ranks takes its own part, or the whole value. Experts
+        may be stacked in one tensor or listed, whichever form the model has.
+    strict: raise ValueError if the model or the weights have a name that the other does not have. False: write what is
+        given, such as a few experts.
+    check_finite: raise ValueError for values that are NaN or infinite. False saves one pass over the values.
+
+    Everything is checked before anything is written: names, shapes, dtypes, specs and values. Raises ValueError for a
+    rule that is broken, TypeError for arguments of a wrong type, quire.io.CheckpointError for a damaged checkpoint; the
+    model is then unchanged. Then one tensor at a time is quantized, in temporary memory of its codes, and written. If
+    that memory runs out, the error has a note that names the tensor: the model then has new weights up to there and old
+    ones behind, and must be refitted again. No call of the model may run at the same time.
+
+    Raises ValueError for values if the codes were made by quire.quantize_model with another method than "rtn": such a
+    method needs sample data. Codes are taken.
+    """
+    check_type("refit", torch.nn.Module, model=model)
+    check_type("refit", bool, strict=strict, check_finite=check_finite)
+    if isinstance(weights, str | Path):
+        weights = OPENERS[0](model, weights)
+    if not isinstance(weights, Mapping):
+        raise TypeError(
+            f"refit: weights must be a state dict or the path of a checkpoint, got {describe(weights)}; "
+            "of a model pass .state_dict()"
+        )
+    _check_model(model)
+    with own_context():
+        found = match(model, weights)
+        _check(model, found, weights, strict, check_finite)
+        written = _write(found.writes, weights)
+    names = [write.name for write in found.writes]
+    left = tuple(found.missing)
+    by_kind = {kind: tuple(n for n, (k, _) in zip(names, written, strict=True) if k == kind) for kind in _KINDS}
+    nbytes = sum(size for _, size in written)
+    return RefitReport(*by_kind.values(), left, tuple(found.unused), nbytes, tuple(_notes(model, found.writes)))
+
+
+# --- before anything is written
+
+
+def _check_model(model: torch.nn.Module) -> None:
+    each = [slot.tensor for slot in slots(model)]
+    codes = [t for t in each if isinstance(t, QuantizedTensor)]
+    if not codes:
+        raise ValueError(
+            f"refit: {type(model).__name__} has no quantized weights; convert it first, with quire.convert(..., "
+            "for_inference=True), or load plain weights by load_state_dict()"
+        )
+    if any(t.is_meta for t in each):
+        raise ValueError("refit: the model has tensors on the meta device, which have no memory; load it first")
+    for t in codes:
+        t.check_writable()
+
+
+def _check(
+    model: torch.nn.Module, found: Match, weights: Mapping[str, torch.Tensor], strict: bool, check_finite: bool
+) -> None:
+    """Raises ValueError unless all writes can be done."""
+    problems = _wrong_names(found) if strict else []
+    if not found.writes:
+        problems.append("the model has none of the names")
+    meshes: list[Any] = []
+    method = _method(model)
+    for write in found.writes:
+        value = weights[write.key]
+        if why := _why_not(write, value, check_finite, method):
+            problems.append(f"{write.key}: {why}")
+        if is_dtensor(value) and value.device_mesh not in meshes:
+            meshes.append(value.device_mesh)
+    problems += [
+        f"{name} is tied in the model, and its names {', '.join(keys)} have different values"
+        for name, keys in found.twice.items()
+        if not all(_same(weights[keys[0]], weights[key]) for key in keys[1:])
+    ]
+    elsewhere = _refused_elsewhere(bool(problems), meshes)
+    if problems or elsewhere:
+        said = "; ".join(problems[:_SHOWN]) if problems else "another rank refuses its weights"
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        remedy = f". {_REMEDY}" if strict and (found.missing or found.unused) else ""
+        raise ValueError(f"refit: nothing was written: {said}{more}{remedy}")
+
+
+#: How many problems an error names.
+_SHOWN = 5
+_REMEDY = (
+    "Pass the state dict of the unconverted model, in which a weight that PyTorch computes has its own name; or "
+    "strict=False, which writes what both have"
+)
+
+
+def _wrong_names(found: Match) -> list[str]:
+    problems = []
+    if found.missing:
+        problems.append(f"the weights lack {_some(found.missing)}")
+    if found.unused:
+        problems.append(f"the model lacks {_some(found.unused)}")
+    return problems
+
+
+def _some(names: tuple[str, ...] | list[str], most: int = 5) -> str:
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
+
+
+def _method(model: torch.nn.Module) -> str:
+    try:
+        return conversion_report(model).method
+    except ValueError:
+        return "rtn"
+
+
+def _why_not(write: Write, value: object, check_finite: bool, method: str) -> str:
+    """Why a value cannot be written; "" if it can."""
+    if not isinstance(value, torch.Tensor):
+        return f"must be a tensor, got {describe(value)}"
+    if value.layout != torch.strided:
+        return f"must be dense, got {value.layout}; pass .to_dense()"
+    if value.is_meta:
+        return "is on the meta device, and has no values"
+    value, target = write.part(value), write.target
+    if tuple(value.shape) != tuple(target.shape):
+        return f"has the shape {list(value.shape)}, and the model's has {list(target.shape)}"
+    if isinstance(value, QuantizedTensor):
+        return _why_not_codes(target, value)
+    if is_traceable_wrapper_subclass(value) and not is_dtensor(value):
+        return f"is a {type(value).__name__}, whose values another library stores"
+    floats = value.dtype in DTYPES and target.dtype in DTYPES
+    if not floats and (value.dtype != target.dtype or isinstance(target, QuantizedTensor)):
+        return f"is {value.dtype}, and the model's is {target.dtype}"
+    if isinstance(target, QuantizedTensor) and method != "rtn":
+        return (
+            f"has values, and the model's codes were made by quire.quantize_model(method={method!r}) from sample data; "
+            "quantize the new model by it and pass the codes, or serve a model of quire.convert"
+        )
+    if check_finite and not _finite(local(value)):
+        return "has values that are NaN or infinite; check_finite=False takes them"
+    return ""
+
+
+def _why_not_codes(target: torch.Tensor, value: QuantizedTensor) -> str:
+    if not isinstance(target, QuantizedTensor):
+        return f"is quantized as {value.spec_text}, and the model's is in high precision"
+    if not same_codes(value.spec_text, target.spec_text):
+        return (
+            f"is quantized as {value.spec_text}, and the model's as {target.spec_text}; pass values in high precision"
+        )
+    lacking = [d for d in ("rowwise", "columnwise") if target.stores(d) and not value.stores(d)]
+    if target.stacked != value.stacked or lacking:
+        return f"must be a {type(target).__name__} with {' and '.join(lacking) or 'the same'} codes, got {value!r}"
+    return ""
+
+
+def _finite(value: torch.Tensor) -> bool:
+    if not value.is_floating_point() or value.numel() == 0:
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(value.detach()))).all())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two values of tied weights are one."""
+    if one is other or type(one) is not type(other) or one.shape != other.shape:
+        return one is other
+    if isinstance(one, QuantizedTensor):
+        return all(torch.equal(t, other.buffers()[name]) for name, t in one.buffers().items())
+    return torch.equal(local(one), local(other))
+
+
+def _refused_elsewhere(refused: bool, meshes: list[Any]) -> bool:
+    """Whether any rank of the meshes refuses: a rank that raised alone would leave the others in a collective."""
+    for mesh in meshes:
+        flag = torch.tensor([refused], dtype=torch.int32, device=mesh.device_type)
+        for dimension in range(mesh.ndim):
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, mesh.get_group(dimension))
+        refused = bool(flag)
+    return refused
+
+
+# --- writing
+
+_KINDS = ("quantized", "copied", "plain")
+
+
+def _write(writes: list[Write], weights: Mapping[str, torch.Tensor]) -> list[tuple[str, int]]:
+    """What was done for each, of _KINDS, and the bytes that were written."""
+    done: list[tuple[str, int]] = []
+    for write in writes:
+        try:
+            with _writable(write.target):
+                done.append(_write_one(write.target, write.part(weights[write.key])))
+        except BaseException as error:
+            error.add_note(
+                f"quire.refit: writing {write.name} failed, after {len(done)} of {counted(len(writes), 'tensor')}. The "
+                "model has new weights up to there and old ones behind: refit it again before it is used"
+            )
+            raise
+    return done
+
+
+def _writable(target: torch.Tensor) -> AbstractContextManager[object]:
+    """Tensors that were made in inference mode can be written to only there."""
+    made_of = target.buffers().values() if isinstance(target, QuantizedTensor) else (target,)
+    return torch.inference_mode() if any(t.is_inference() for t in made_of) else contextlib.nullcontext()
+
+
+def _write_one(target: torch.Tensor, value: torch.Tensor) -> tuple[str, int]:
+    if is_dtensor(target):
+        target.copy_(value if is_dtensor(value) else part_for(target, value))
+        return "plain", local(target).nbytes
+    value = value.full_tensor() if is_dtensor(value) else value
+    if not isinstance(target, QuantizedTensor):
+        target.copy_(value)
+        return "plain", target.nbytes
+    if isinstance(value, QuantizedTensor):
+        target.copy_(value)
+        return "copied", target.nbytes
+    value = value.detach()
+    target.store(value.to(target.dtype) if target.master is None else value, scale=target.given_scale)
+    return "quantized", target.nbytes
+
+
+def _notes(model: torch.nn.Module, writes: list[Write]) -> list[str]:
+    kept = [
+        module
+        for module in model.modules()
+        if isinstance(module, ProductModule) and any(module.of(p, "kept_weight") is not None for p in module.products)
+    ]
+    if not kept:
+        return []
+    return [
+        f"{counted(len(kept), 'layer')} keep codes of quire.quantize_weights, which are those of the old weights and "
+        "raise an error: call it again"
+    ]
