@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch_parts
 import torch_pin
 import tree
 from workspace import (
@@ -68,6 +70,8 @@ SANITIZER_OPTIONS = {
 # The CPUs that qemu imitates, and which tests run there: with one that has every feature all instruction sets, and with
 # one that has neither the dot product nor bfloat16 the best that is left.
 ARM_CPUS = {"max": [], "cortex-a72": ["--label-regex", "first_isa"]}
+#: Libraries that a wheel's libraries need and PyTorch has loaded before.
+BROUGHT_BY_PYTORCH = ("libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1")
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "demo": "benchmarks/demo.py",
@@ -75,6 +79,7 @@ BENCHMARKS = {
     "encoder": "examples/encoder/run.py",
     "ggml": "benchmarks/ggml.py",
     "host": "benchmarks/host.py",
+    "import": "benchmarks/imports.py",
     "moe": "benchmarks/moe.py",
     "refit": "benchmarks/refit.py",
 }
@@ -87,8 +92,8 @@ def run(*command) -> None:
 def compile_caches(folder: Path) -> dict[str, str]:
     """PyTorch's compile caches know an operator by its schema, not by its code: each build has keys of its own. All
     share the folder, where the compiler's results are found by the generated code."""
-    library = (folder / "lib/libquire_torch.so").read_bytes()
-    tag = hashlib.sha256(library).hexdigest()[:16]
+    (library,) = folder.glob("lib/torch-*/libquire_torch.so")
+    tag = hashlib.sha256(library.read_bytes()).hexdigest()[:16]
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "TORCH_COMPILE_CACHE_KEY_TAG": tag}
 
 
@@ -274,18 +279,63 @@ def library_of_compiler(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def wheel(folder: Path = ROOT / "dist") -> Path:
-    """Packs what ./dev build has built; its version names the PyTorch that it fits."""
+def operators(release: str) -> Path:
+    """The operators for a release of PyTorch that is not installed, for the core that ./dev build has built."""
+    folder = ROOT / f"build/operators-{release}"
+    options = {"QUIRE_TORCH_ROOT": torch_parts.folder_of(release), "QUIRE_CORE": release_folder() / "lib"}
+    configure(folder, "cpu-release", Python_EXECUTABLE=sys.executable, **{key: str(of) for key, of in options.items()})
+    compile_targets(folder, "libraries")
+    install = [tool("cmake"), "--install", folder, "--strip", "--prefix", folder / "installed"]
+    subprocess.run(list(map(str, install)), check=True, stdout=subprocess.DEVNULL)
+    (found,) = folder.glob("installed/lib/torch-*")
+    return found
+
+
+def wheel(folder: Path = ROOT / "dist", releases: Sequence[str] = torch_pin.RELEASES) -> Path:
+    """Packs what ./dev build has built, and the operators for further releases of PyTorch."""
     build()
-    ninja = os.pathsep.join([str(Path(tool("ninja")).parent), os.environ["PATH"]])
+    here = torch_pin.minor(torch_pin.installed())
+    more = [operators(release) for release in releases if torch_pin.minor(release) != here]
+    for_all = {"QUIRE_WHEEL_FOR_ALL": "1"} if len(more) + 1 == len(torch_pin.RELEASES) else {}
+    settings = [f"build-dir={release_folder()}", f"cmake.define.QUIRE_MORE_OPERATORS={';'.join(map(str, more))}"]
     with tempfile.TemporaryDirectory() as made:
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--wheel-dir", made]
-        options = ["--no-build-isolation", "--no-deps", "--no-index", f"--config-settings=build-dir={release_folder()}"]
-        environment = os.environ | {"PATH": ninja, "QUIRE_TAG_WHEEL": "1"}
-        subprocess.run([*pip, *options, str(ROOT)], check=True, env=environment)
+        options = ["--no-build-isolation", "--no-deps", "--no-index", *(f"--config-settings={one}" for one in settings)]
+        subprocess.run([*pip, *options, str(ROOT)], check=True, env=finding("ninja") | for_all)
         (found,) = Path(made).iterdir()
         folder.mkdir(parents=True, exist_ok=True)
+        return tagged(found, folder)
+
+
+def finding(program: str) -> dict[str, str]:
+    """The environment of a command that looks for a program on PATH."""
+    return os.environ | {"PATH": os.pathsep.join([str(Path(tool(program)).parent), os.environ["PATH"]])}
+
+
+def tagged(wheel: Path, folder: Path) -> Path:
+    """Moves a wheel to a folder, under the name of the oldest systems that have all symbols its libraries ask for."""
+    if version_of("auditwheel") is None:
+        say("auditwheel is not installed: the wheel's name does not say which systems it runs on")
+        return Path(shutil.move(wheel, folder / wheel.name))
+    excluded = [f"--exclude={name}" for name in BROUGHT_BY_PYTORCH]
+    with tempfile.TemporaryDirectory() as made:
+        audit = [sys.executable, "-m", "auditwheel", "repair", "--plat=auto", *excluded, f"--wheel-dir={made}", wheel]
+        done = subprocess.run(
+            [str(part) for part in audit],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=finding("patchelf"),
+        )
+        if done.returncode:
+            raise Failure(f"auditwheel refuses {wheel.name}:\n{done.stdout}")
+        (found,) = Path(made).iterdir()
         return Path(shutil.move(found, folder / found.name))
+
+
+def wheel_of(arguments: argparse.Namespace) -> None:
+    made = wheel(releases=() if arguments.torch else torch_pin.RELEASES)
+    say(f"made {made.relative_to(ROOT)}, {made.stat().st_size / 1e6:.1f} MB")
 
 
 def script(path: str, arguments: list[str]) -> None:
@@ -315,7 +365,9 @@ def bench(arguments: list[str]) -> None:
 def extra_packages(verb: str, rest: list[str]) -> list[str]:
     """The groups of pyproject.toml that only this needs."""
     if verb == "test":
-        return ["encoder", "lm", "site"]
+        return ["encoder", "lm", "site", "wheel"]
+    if verb == "wheel":
+        return ["wheel"]
     if verb == "chat":
         return ["lm"]
     if verb == "docs":
@@ -352,13 +404,19 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="./dev",
         description="Builds, tests and runs quire. Every verb first sets up what it needs; there is no other step.",
-        epilog="QUIRE_TORCH=2.11.0 picks a PyTorch version, QUIRE_PYTHON the Python that .venv is made from.",
+        epilog="The environment variable QUIRE_PYTHON names the Python that .venv is made from.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("build", help="set up and build, nothing else")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument(
+        "--torch", metavar="VERSION", help="with this version of PyTorch, such as 2.11.0, which stays in .venv"
+    )
+    verbs.add_parser("build", parents=[chosen], help="set up and build, nothing else")
     verbs.add_parser("train", add_help=False, help="the demo; further arguments go to examples/train/train.py")
     verbs.add_parser("chat", add_help=False, help="a language model; further arguments go to examples/chat/chat.py")
-    tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
+    tests = verbs.add_parser(
+        "test", parents=[chosen], help="check, then all tests; with arguments, pytest alone with these arguments"
+    )
     tests.add_argument("--quick", action="store_true", help="for the edit loop: of each test one case that is cheap")
     tests.add_argument(
         "--asan", action="store_true", help="the core's and the operators' tests under the sanitizers instead"
@@ -373,12 +431,17 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "bench",
         add_help=False,
         help="layers against PyTorch's; `bench demo`: training steps of its model; `bench distributed`: of two "
-        "processes; `bench moe`: experts; `bench host`: the cost of a call; `bench refit`: new weights; "
+        "processes; `bench moe`: experts; `bench host`: the cost of a call; `bench import`: of `import quire`; "
+        "`bench refit`: new weights; "
         "`bench encoder`: a converted model; "
         "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
     )
     verbs.add_parser("docs", help="the documentation as a site, in build/site")
-    verbs.add_parser("wheel", help="a wheel in dist/ for this PyTorch's minor version, which needs no compiler")
+    verbs.add_parser(
+        "wheel",
+        parents=[chosen],
+        help=f"a wheel in dist/, which needs no compiler, for PyTorch {torch_pin.RANGE}; with --torch for one version",
+    )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
     arguments, rest = parser.parse_known_args(argv)
@@ -395,12 +458,14 @@ def main() -> int:
         "train": lambda: script("examples/train/train.py", rest),
         "test": lambda: test_of(arguments, rest),
         "bench": lambda: bench(rest),
-        "wheel": lambda: say(f"made {wheel().relative_to(ROOT)}"),
+        "wheel": lambda: wheel_of(arguments),
         "docs": docs,
         "fmt": fmt,
         "check": check,
     }
     needs_torch = arguments.verb not in ("docs", "fmt", "check")
+    if named := getattr(arguments, "torch", None):
+        os.environ["QUIRE_TORCH"] = named
     try:
         enter_venv()
         install(needs_torch, *extra_packages(arguments.verb, rest))

@@ -2,10 +2,10 @@
 # What an NVIDIA GPU says of this commit, as one text: tests of the kernels, then of the operators and layers, then the
 # questions that wait for hardware. For a machine that is at hand for minutes: everything is built before.
 #
-#     QUIRE_TORCH=2.11.0 ./dev test --quick tests/quire_torch/test_refusals.py            here: builds, with tests
+#     ./dev test --torch 2.11.0 --quick tests/quire_torch/test_refusals.py                here: builds, with tests
 #     tools/gpu_check.sh pack build/torch-2.11.0 > build/gpu.tar.gz                       here
 #     QUIRE_COMMIT=HASH tools/gpu_check.sh build/gpu.tar.gz > docs/gpu/CARD-DATE.txt      there
-#     QUIRE_TORCH=2.13.0 ./dev build                                                      here: back to this PyTorch
+#     ./dev build --torch 2.13.0                                                          here: back to this PyTorch
 #
 # 2.11.0 stands for that machine's minor version of PyTorch: a build against PyTorch for CPUs serves its builds with CUDA
 # too. Python may be another one, from 3.11 on; its packages numpy, pytest, pytest-xdist, hypothesis, safetensors and tqdm

@@ -1,22 +1,27 @@
 """Which PyTorch quire takes, and which one a build uses. Also the hooks by which a wheel asks for the PyTorch that it
-was built against. As a program: prints the version and the folder of the PyTorch to build against, for CMake."""
+was built against. As a program, for CMake: prints the version and the folder of the PyTorch to build against, which an
+argument may name."""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-
-OLDEST, NEWEST = (2, 11), (2, 13)
-DEFAULT = "2.13.0"
-RANGE = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
 
 
 def minor(version: str) -> tuple[int, int]:
     """(2, 13) of "2.13.0+cpu"."""
     major, minor_, *_ = version.split(".")
     return int(major), int(minor_)
+
+
+#: The first release of each minor version that quire takes. What a wheel's libraries need of these, later ones have.
+RELEASES = ("2.11.0", "2.12.0", "2.13.0")
+OLDEST, NEWEST = minor(RELEASES[0]), minor(RELEASES[-1])
+DEFAULT = RELEASES[-1]
+RANGE = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
 
 
 def installed() -> str | None:
@@ -61,6 +66,12 @@ def behind_isolation() -> tuple[str, str] | None:
     return (version, folder) if folder else None
 
 
+def in_folder(folder: str) -> tuple[str, str]:
+    """The same for a folder `torch` that nobody imports."""
+    said = (Path(folder) / "version.py").read_text()
+    return re.search(r"^__version__ = '(.+)'", said, re.MULTILINE)[1], folder
+
+
 def to_build_against() -> tuple[str, str] | None:
     """The version and the folder of the first PyTorch that suits."""
     return next((found for look in (here, behind_isolation) if (found := look()) and suits(found[0])), None)
@@ -79,8 +90,8 @@ def get_requires_for_dynamic_metadata(settings) -> list[str]:
 
 
 def dynamic_metadata(settings, project) -> dict[str, str | list[str]]:
-    """Called by scikit-build-core: PyTorch's C++ interface changes between minor versions, so a wheel asks for one.
-    ./dev wheel names it in the version too, so that the wheels for several can lie side by side."""
+    """Called by scikit-build-core: PyTorch's C++ interface changes between minor versions, so a wheel asks for the one
+    that it was built against. ./dev wheel sets QUIRE_WHEEL_FOR_ALL for a wheel with operators for every version."""
     refuse_other_systems()
     found = to_build_against()
     if found is None:
@@ -88,11 +99,10 @@ def dynamic_metadata(settings, project) -> dict[str, str | list[str]]:
             f"quire is built against the PyTorch it will run with, {RANGE}; found {installed() or 'none'} for "
             f"{sys.executable}. Install one (pip install torch=={wanted()}), or leave --no-build-isolation out."
         )
-    fits = "{}.{}".format(*minor(found[0]))
-    fields = {"dependencies": [f"torch=={fits}.*", "tqdm"]}
-    if "QUIRE_TAG_WHEEL" in os.environ:
-        fields["version"] = f"{project['version']}+torch{fits}"
-    return fields
+    fits = "torch=={}.{}.*".format(*minor(found[0]))
+    if "QUIRE_WHEEL_FOR_ALL" in os.environ:
+        fits = "torch>={}.{},<{}.{}".format(*OLDEST, NEWEST[0], NEWEST[1] + 1)
+    return {"dependencies": [fits, "tqdm"]}
 
 
 def dynamic_wheel(settings) -> dict[str, bool]:
@@ -101,6 +111,7 @@ def dynamic_wheel(settings) -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    if (found := to_build_against()) is None:
+    found = in_folder(sys.argv[1]) if sys.argv[1:] else to_build_against()
+    if found is None:
         sys.exit(f"quire: {sys.executable} has no PyTorch {RANGE}")
     print(*found, sep=";")

@@ -1,6 +1,7 @@
 """Linear layers whose products run in FP8, MXFP8 or NVFP4, forward and backward, captured whole by torch.compile."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from quire.loading import library, transforms
 
@@ -38,8 +39,6 @@ from quire.nn.random_state import rng_state, set_rng_state  # noqa: E402
 from quire.nn.recompute import checkpoint  # noqa: E402
 from quire.nn.training_state import TrainingState  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
-from quire.quantization.calibrate import CalibrationReport, LayerCalibration, calibrate  # noqa: E402
-from quire.quantization.model import quantize_model  # noqa: E402
 from quire.tensor import (  # noqa: E402
     QuantizedActivation,
     QuantizedStack,
@@ -47,6 +46,10 @@ from quire.tensor import (  # noqa: E402
     QuantSpec,
     TensorProto,
 )
+
+if TYPE_CHECKING:
+    from quire.quantization.calibrate import CalibrationReport, LayerCalibration, calibrate
+    from quire.quantization.model import quantize_model
 
 __version__: str = library.built()["quire"]
 
@@ -109,6 +112,14 @@ OPENERS.append(lambda model, path: importlib.import_module("quire.io.refitting")
 
 #: Modules that are public beside these names.
 _MODULES = ("functional", "info", "io", "nn", "te")
+#: What is imported when it is first used: `python -m quire.info` runs its module, and few programs need the others.
+_LATER = ("info", "integrations", "io", "quantization", "te")
+_LATER_NAMES = {
+    "CalibrationReport": "quire.quantization.calibrate",
+    "LayerCalibration": "quire.quantization.calibrate",
+    "calibrate": "quire.quantization.calibrate",
+    "quantize_model": "quire.quantization.model",
+}
 
 
 def __dir__() -> list[str]:
@@ -116,7 +127,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    # Not imported before: `python -m quire.info` runs it, and few need the others.
-    if name in ("info", "io", "te"):
+    if name in _LATER:
         return importlib.import_module(f"quire.{name}")
+    if name in _LATER_NAMES:
+        value = getattr(importlib.import_module(_LATER_NAMES[name]), name)
+        globals()[name] = value  # the next time it is found without this function
+        return value
     raise AttributeError(f"module 'quire' has no attribute {name!r}{near(name, __dir__())}", name=name)

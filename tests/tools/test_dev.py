@@ -16,6 +16,7 @@ import dev
         (["ggml"], "benchmarks/ggml.py", []),
         (["host"], "benchmarks/host.py", []),
         (["host", "--rounds", "3"], "benchmarks/host.py", ["--rounds", "3"]),
+        (["import"], "benchmarks/imports.py", []),
     ],
 )
 def test_bench_takes_the_name_of_a_benchmark(monkeypatch, given, script, rest):
@@ -31,7 +32,8 @@ def test_bench_takes_the_name_of_a_benchmark(monkeypatch, given, script, rest):
 @pytest.mark.parametrize(
     ("verb", "rest", "groups"),
     [
-        ("test", ["tests/docs"], ["encoder", "lm", "site"]),
+        ("test", ["tests/docs"], ["encoder", "lm", "site", "wheel"]),
+        ("wheel", [], ["wheel"]),
         ("docs", [], ["site"]),
         ("bench", ["encoder"], ["encoder"]),
         ("bench", [], ["peers"]),
@@ -45,6 +47,17 @@ def test_packages_for_one_verb_are_installed_for_it_alone(verb, rest, groups):
     assert dev.extra_packages(verb, rest) == groups
     pins = tomllib.loads((dev.ROOT / "pyproject.toml").read_text())["dependency-groups"]
     assert all("==" in pin for group in groups for pin in pins[group])
+
+
+def test_the_version_of_pytorch_is_an_option_of_what_builds(monkeypatch):
+    monkeypatch.setattr(dev.os, "environ", {})
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "test", "--torch", "2.11.0", "tests/docs"])
+    seen = []
+    monkeypatch.setattr(dev, "enter_venv", lambda: seen.append(dev.os.environ["QUIRE_TORCH"]))
+    monkeypatch.setattr(dev, "install", lambda *_: seen.append(dev.torch_pin.wanted()))
+    monkeypatch.setattr(dev, "test", lambda arguments, quick: seen.append(arguments))
+    assert dev.main() == 0
+    assert seen == ["2.11.0", "2.11.0", ["tests/docs"]]
 
 
 def test_bench_core_builds_and_becomes_the_program_of_the_core(monkeypatch):

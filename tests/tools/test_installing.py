@@ -85,8 +85,8 @@ def said(*command: object, **options) -> str:
 
 @pytest.mark.slow
 def test_a_wheel_needs_no_compiler_and_no_source_tree(with_torch, tmp_path):
-    made = dev.wheel(tmp_path / "dist")
-    assert f"+torch{MINOR}-cp311-abi3-" in made.name
+    made = dev.wheel(tmp_path / "dist", releases=())
+    assert "-cp311-abi3-" in made.name
     pip = [sys.executable, "-m", "pip", "--python", with_torch, "install", "--no-index", "--disable-pip-version-check"]
     bare = {"PATH": str(with_torch.parent), "HOME": str(tmp_path)}
     said(*pip, made, env=bare)

@@ -1,6 +1,7 @@
 """The wheel, as Python and CMake use it once installed. It is made from the build folder of ./dev, so it is quick."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 import dev
+import quire
 from quire.loading import library as loaded
-from workspace import ROOT, tool
+from workspace import ROOT, tool, version_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +31,7 @@ def run(*command: object, **kwargs) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    return dev.wheel(tmp_path_factory.mktemp("wheel"))
+    return dev.wheel(tmp_path_factory.mktemp("wheel"), releases=())
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,10 @@ def site(wheel, tmp_path_factory) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
+
+
+def operators_of(site: Path) -> Path:
+    return site / "quire/lib" / loaded.folder().name
 
 
 def dynamic_section(library: Path) -> str:
@@ -51,10 +57,19 @@ def test_a_wheel_serves_every_python_and_pins_the_minor_version_of_torch(wheel, 
     major, minor, *_ = torch.__version__.split(".")
     lines = metadata.read_text().splitlines()
     required = [line for line in lines if line.startswith("Requires-Dist") and "extra ==" not in line]
-    assert any(line.startswith("Version: ") and line.endswith(f"+torch{major}.{minor}") for line in lines)
-    has_binding = (site / "quire/lib/quire_python.abi3.so").exists()
-    assert has_binding == (loaded.FOLDER / "quire_python.abi3.so").exists()
+    assert f"Version: {quire.__version__}" in lines
+    has_binding = (operators_of(site) / "quire_python.abi3.so").exists()
+    assert has_binding == (loaded.folder() / "quire_python.abi3.so").exists()
     assert required == [f"Requires-Dist: torch=={major}.{minor}.*", "Requires-Dist: tqdm"]
+
+
+def test_the_name_of_a_wheel_says_which_systems_have_what_its_libraries_need(wheel, site):
+    if version_of("auditwheel") is None:
+        pytest.skip("auditwheel is not installed")
+    symbols = [run("readelf", "--version-info", library) for library in (site / "quire/lib").rglob("*.so")]
+    needed = {tuple(map(int, found)) for text in symbols for found in re.findall(r"GLIBC_(\d+)\.(\d+)\b", text)}
+    named = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name)
+    assert named and tuple(map(int, named.groups())) >= max(needed)
 
 
 def test_an_installed_wheel_imports_and_has_its_operators(site, tmp_path):
@@ -65,21 +80,62 @@ def test_an_installed_wheel_imports_and_has_its_operators(site, tmp_path):
 
 
 def test_the_core_needs_no_torch_and_the_operators_no_python(site):
-    core, operators = (dynamic_section(site / f"quire/lib/lib{name}.so") for name in ("quire", "quire_torch"))
+    core = dynamic_section(site / "quire/lib/libquire.so")
+    operators = dynamic_section(operators_of(site) / "libquire_torch.so")
     assert "torch" not in core and "c10" not in core
     assert "[libtorch_cpu.so]" in operators and "python" not in operators
 
 
 def test_the_binding_takes_the_python_that_loads_it(site):
-    if not (binding := site / "quire/lib/quire_python.abi3.so").exists():
+    if not (binding := operators_of(site) / "quire_python.abi3.so").exists():
         pytest.skip("built without Python's development headers")
     assert "[libpython" not in dynamic_section(binding)
 
 
 def test_no_library_remembers_where_it_was_built(site):
-    for library in (site / "quire/lib").glob("*.so"):
+    beside = ("[$ORIGIN]", "[$ORIGIN/..]", "[$ORIGIN:$ORIGIN/..]")
+    for library in (site / "quire/lib").rglob("*.so"):
         paths = [line for line in dynamic_section(library).splitlines() if "RUNPATH" in line or "RPATH" in line]
-        assert all(line.endswith("[$ORIGIN]") for line in paths), paths
+        assert all(line.endswith(beside) for line in paths), paths
+
+
+FINDS = """
+cmake_minimum_required(VERSION 3.25)
+project(finds LANGUAGES CXX)
+find_package(quire REQUIRED)
+if(TARGET quire::quire_torch)
+  get_target_property(links quire::quire_torch INTERFACE_LINK_LIBRARIES)
+endif()
+message(STATUS "links ${links}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "found", "taken"),
+    [
+        (["2.9", "2.10"], "2.9.1", "2.9"),
+        (["2.9", "2.10"], "2.10.0", "2.10"),
+        (["2.9", "2.10"], "2.1.0", None),
+        (["2.9", "2.10"], None, None),
+        (["2.9"], "2.10.0", None),
+        (["2.9"], None, "2.9"),
+    ],
+)
+def test_find_package_takes_the_operators_for_the_torch_that_was_found(tmp_path, there, found, taken):
+    for minor in there:
+        (tmp_path / f"lib/torch-{minor}").mkdir(parents=True)
+    configs = tmp_path / "lib/cmake/quire"
+    configs.mkdir(parents=True)
+    shutil.copy(ROOT / "cmake/quireConfig.cmake", configs)
+    (tmp_path / "CMakeLists.txt").write_text(FINDS)
+    # What find_package(Torch) leaves.
+    torch_found = ["-DTorch_FOUND=ON", f"-DTorch_VERSION={found}"] if found else []
+    options = [f"-Dquire_DIR={configs}", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", "-G", "Ninja", *torch_found]
+    said = run(tool("cmake"), "-S", tmp_path, "-B", tmp_path / "build", *options)
+    (links,) = re.findall(r"-- links (.*)", said) or [""]
+    assert re.findall(r"lib/torch-([\d.]+)/libquire_torch.so", links) == ([taken] if taken else [])
+    if not taken:
+        assert f"are here for {';'.join(sorted(f'torch-{minor}' for minor in there))}" in said
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,20 @@ def build(folder: Path, to: Path) -> None:
     shutil.copytree(OWN, folder, dirs_exist_ok=True)
     for name, insertions in TABLES.items():
         change(folder, name, *insertions)
-    installed, libraries = Path(torch.__file__).parent, library.FOLDER.resolve()
+    installed, libraries = Path(torch.__file__).parent, library.folder().resolve()
     include = [f"-isystem{installed}/include{sub}" for sub in ("", "/torch/csrc/api/include")]
     # The tables of quire's own libraries stay theirs.
     files = [HERE / "toy_operator.cpp", *(source(folder, name) for name in PARTS)]
     objects = compile_all(folder, files, "-fvisibility=hidden", *include)
-    link = [f"-L{libraries}", "-lquire", "-lquire_torch", f"-L{installed}/lib", "-ltorch_cpu", "-lc10"]
+    link = [
+        f"-L{libraries.parent}",
+        "-lquire",
+        f"-L{libraries}",
+        "-lquire_torch",
+        f"-L{installed}/lib",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     assert compiler_output(folder, "-shared", *objects, *link, "-o", to) == ""
 
 

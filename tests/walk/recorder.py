@@ -33,7 +33,7 @@ def functions() -> dict[int, list[str]]:
         if path and int(offset, 16) == 0:
             bases.setdefault(path[0], int(addresses.split("-")[0], 16))
     found = defaultdict(list)
-    for library in sorted((PACKAGE / "lib").resolve().glob("*.so")):
+    for library in sorted((PACKAGE / "lib").resolve().rglob("*.so")):
         if str(library) not in bases:
             continue
         listing = subprocess.run(["nm", "-C", "--defined-only", library], capture_output=True, text=True, check=True)

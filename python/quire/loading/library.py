@@ -7,8 +7,9 @@ from types import ModuleType
 
 import torch
 
-#: Holds libquire.so, libquire_torch.so, libquire_debug.so, quire_python.abi3.so and build.json. In a source tree it is
-#: a link into the build folder.
+#: Holds libquire.so, and for each minor version of PyTorch that quire was built for a folder such as torch-2.13 with
+#: libquire_torch.so, libquire_debug.so, quire_python.abi3.so and build.json. In a source tree it is a link into the
+#: build folder.
 FOLDER = Path(__file__).parents[1] / "lib"
 
 
@@ -16,32 +17,40 @@ class LibraryError(ImportError):
     """quire's libraries are missing, or do not fit the PyTorch that is running."""
 
 
-def built() -> dict[str, str]:
-    """The versions of "quire" and of the "torch" that it was built against. Raises LibraryError."""
-    try:
-        return json.loads((FOLDER / "build.json").read_text())
-    except FileNotFoundError:
+def folder() -> Path:
+    """Where the operators for the PyTorch that is running lie. Raises LibraryError."""
+    fitting = FOLDER / f"torch-{_minor(torch.__version__)}"
+    if (fitting / "build.json").exists():
+        return fitting
+    others = sorted(FOLDER.glob("torch-*/build.json"), key=_order)
+    if not others:
         raise LibraryError(
             f"quire: no libraries in {FOLDER}. In a source tree run ./dev build; otherwise install quire again."
-        ) from None
+        )
+    versions = [json.loads(path.read_text()) for path in others]
+    there = ", ".join(one["torch"] for one in versions)
+    raise LibraryError(
+        f"quire {versions[-1]['quire']} was built against PyTorch {there}, but PyTorch {torch.__version__} is running, "
+        f"and C++ operators fit one minor version only. Install torch=={_minor(versions[-1]['torch'])}.*, or install "
+        "quire again: a newer release, or its sources, which builds it for this PyTorch (docs/install.md; in a source "
+        "tree: ./dev build)."
+    )
+
+
+def built() -> dict[str, str]:
+    """The versions of "quire" and of the "torch" that its operators were built against. Raises LibraryError."""
+    return json.loads((folder() / "build.json").read_text())
 
 
 def load() -> None:
     """Loads the operators into torch.ops.quire. Loading twice does nothing. Raises LibraryError."""
     versions = built()
-    if _minor(versions["torch"]) != _minor(torch.__version__):
-        fits = _minor(versions["torch"])
-        raise LibraryError(
-            f"quire {versions['quire']} was built against PyTorch {versions['torch']}, but PyTorch {torch.__version__} "
-            f"is running, and C++ operators fit one minor version only. Install torch=={fits}.*, or install quire "
-            "again from its sources, which builds it for this PyTorch (docs/install.md; in a source tree: ./dev build)."
-        )
     for name in ("libquire_torch.so", "libquire_debug.so"):
         _load(name, versions)
 
 
 def _load(name: str, versions: dict[str, str]) -> None:
-    library = FOLDER / name
+    library = folder() / name
     try:
         torch.ops.load_library(library)
     except OSError as error:
@@ -54,7 +63,7 @@ def _load(name: str, versions: dict[str, str]) -> None:
 
 def direct() -> ModuleType | None:
     """The module of src/quire_python; None where quire was built without it, for want of Python's headers."""
-    path = FOLDER / "quire_python.abi3.so"
+    path = folder() / "quire_python.abi3.so"
     if not path.exists():
         return None
     spec = importlib.util.spec_from_file_location("quire_python", path)
@@ -66,3 +75,8 @@ def direct() -> ModuleType | None:
 def _minor(version: str) -> str:
     """ "2.13" of "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])
+
+
+def _order(path: Path) -> tuple[int, ...]:
+    """(2, 13) of lib/torch-2.13/build.json."""
+    return tuple(int(number) for number in path.parent.name.removeprefix("torch-").split("."))

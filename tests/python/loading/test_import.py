@@ -12,7 +12,9 @@ from quire.loading.when_imported import _FINDER, when_imported
 
 #: These take longer to import than quire, or are optional.
 LATER = ("torch._dynamo", "torch._inductor", "torch.distributed.", "torch.onnx", "sympy", "triton", "numpy.random")
-LATER += ("transformers", "safetensors", "gguf", "accelerate", "lightning", "tqdm", "quire.io", "quire.integrations")
+LATER += ("transformers", "safetensors", "gguf", "accelerate", "lightning", "tqdm")
+#: Parts of quire that few programs use.
+LATER += tuple(f"quire.{name}." for name in ("golden", "info", "integrations", "io", "quantization"))
 
 
 def python(code, *arguments):
@@ -28,6 +30,19 @@ def test_it_loads_its_own_modules_and_no_others_that_take_long():
     assert "quire.nn.linear" in new and not [name for name in new if f"{name}.".startswith(LATER)]
     own = {*sys.stdlib_module_names, "quire", "quire_python", "torch"}
     assert {name.partition(".")[0] for name in new} <= own
+
+
+def test_what_is_loaded_later_is_there_when_it_is_asked_for():
+    code = """if True:
+        import sys, quire
+        assert not [name for name in sys.modules if name.startswith("quire.quantization")]
+        assert {"calibrate", "quantize_model", "io"} <= set(dir(quire))
+        from quire import *
+        assert calibrate is quire.calibrate is quire.quantization.calibrate.calibrate
+        assert quantize_model is quire.quantize_model and CalibrationReport.__module__ == "quire.quantization.calibrate"
+        assert quire.integrations and quire.io and LayerCalibration
+        print("done")"""
+    assert python(code) == "done\n"
 
 
 #: Does in one process what depends on a registration with a module of PyTorch.
