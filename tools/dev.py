@@ -43,6 +43,7 @@ PEER_TESTS = (
     "tests/python/integrations",
     "tests/python/io/test_other_tools.py",
     "tests/docs/test_integrations.py",
+    "tests/docs/test_lora.py",
 )
 #: The most processes that share the tests. Each takes up to two GiB, and half a minute of a core before it runs any:
 #: it imports all tests, and starts the processes from which tests fork theirs.

@@ -28,6 +28,7 @@ from quire.functional import (  # noqa: E402
     synchronize,
 )
 from quire.nn.cache import quantize_weights  # noqa: E402
+from quire.nn.decoded_weights import dequantize_weights  # noqa: E402
 from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
 from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
@@ -86,6 +87,7 @@ __all__ = [
     "delayed",
     "delayed_state",
     "dequantize",
+    "dequantize_weights",
     "distributed",
     "explain",
     "moe",

@@ -32,6 +32,7 @@ OTHERS = {
     "follow-one-call",
     "from-transformer-engine",
     "integrations",
+    "lora",
     "moe",
     "observing",
     "runners",

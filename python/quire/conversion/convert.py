@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -11,6 +12,7 @@ from quire.checks import check_type
 from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
     SHARDED,
+    check_gradients,
     inference_recipe,
     quantize_for_inference,
     why_not_quantized,
@@ -91,6 +93,7 @@ def convert(
     min_features: int = MIN_FEATURES,
     for_inference: bool = False,
     tokens: int | None = 1,
+    gradients: Literal["input"] | None = None,
 ) -> torch.nn.Module:
     """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model. The experts of
     mixtures of Hugging Face transformers become layers of quire too. The model's layers of quire (Linear,
@@ -116,6 +119,10 @@ def convert(
         shape with that many rows, about two seconds in all, and does not convert layers that would become more than
         5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect on
         the times. None: all layers are converted without timing, which needs the least memory.
+    gradients: what a backward pass computes; used only with for_inference. None: nothing, a backward pass raises an
+        error under most recipes. "input": the gradient of each layer's input, in high precision, from the decoded
+        weight. Low-rank adapters (LoRA) and other trained parts of the model need it. The bits of the forward pass and
+        the state dict do not change. The recipe of the layers then ends with `backward=dequantized`.
 
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
@@ -132,7 +139,8 @@ def convert(
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
-    selection = select(model, _plan(checked_recipe("convert", recipe), for_inference, tokens), filter, min_features)
+    plan = _plan(checked_recipe("convert", recipe), for_inference, tokens, gradients)
+    selection = select(model, plan, filter, min_features)
     with selection.plain_weights() as computed:
         report = carry_out(selection, {}, computed)
     for note in report.notes:
@@ -188,7 +196,13 @@ def _convert(
     return ConversionReport(type(model).__name__, text, tuple(layers), notes, left, timed, held, apart)
 
 
-def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> Plan:
+def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None, gradients: str | None) -> Plan:
+    check_gradients("convert", gradients)
+    if gradients is not None and not for_inference:
+        raise ValueError(
+            f"convert: gradients={gradients!r} needs for_inference=True; without it the layers have all gradients, also "
+            "those of their weights"
+        )
     if not for_inference:
         return Plan(recipe, False, None)
     if recipe is None:
@@ -196,7 +210,7 @@ def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> Pla
             f"convert: for_inference=True needs a recipe, one of {', '.join(names(delayed=False))}; "
             "quire.recommend(model, tokens) measures which one is fastest on this machine"
         )
-    return Plan(inference_recipe(recipe), True, tokens)
+    return Plan(inference_recipe(recipe, gradients), True, tokens)
 
 
 def _check(model: object, filter: object, tokens: object) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from quire.checks import check_type_or_none
 from quire.conversion.reparametrized import why_not_converted
 from quire.functional import quantize
 from quire.loading.devices import reads_interleaved
@@ -15,9 +16,26 @@ from quire.tensor.order import reordered, same_codes
 SHARDED = "its weight is sharded over ranks, and must stay a plain parameter"
 
 
-def inference_recipe(recipe: Recipe) -> Recipe:
+#: What a backward pass through a layer with weights for inference can compute.
+GRADIENTS = ("input",)
+
+
+def check_gradients(what: str, gradients: str | None) -> None:
+    """Raises TypeError unless gradients is None or a str, ValueError unless it is one of GRADIENTS."""
+    check_type_or_none(what, str, gradients=gradients)
+    if gradients not in (None, *GRADIENTS):
+        raise ValueError(
+            f"{what}: gradients must be None or 'input', got {gradients!r}; weights for inference are not trained, so "
+            "there is no gradient of a weight. To train the weights, convert the model without for_inference"
+        )
+
+
+def inference_recipe(recipe: Recipe, gradients: str | None = None) -> Recipe:
     """The recipe without the parts that only backward needs. NVFP4: no transform, no stochastic rounding, and one scale
-    per 1 x 16 values of a weight instead of 16 x 16, which gives smaller errors."""
+    per 1 x 16 values of a weight instead of 16 x 16, which gives smaller errors. gradients="input": backward reads the
+    decoded weight, because there are no columnwise codes."""
+    if gradients is not None and recipe.backward_override is None:
+        recipe = dataclasses.replace(recipe, backward_override="dequantized")
     if isinstance(recipe, NVFP4BlockScaling):
         return dataclasses.replace(
             recipe, disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=True

@@ -18,7 +18,7 @@ class AdaptedLinear(LoraLinear):
         if isinstance(weight, QuantizedTensor):
             raise NotImplementedError(
                 f"quire.integrations.peft: the weight is quantized as {weight.spec_text}, and a sum with an adapter "
-                "would be rounded to it; keep the adapter beside the weight, or call model.dequantize() before "
-                "peft.get_peft_model and merge into plain weights"
+                "would be rounded to it; keep the adapter beside the weight, or call quire.dequantize_weights(model) "
+                "(model.dequantize() if from_pretrained has loaded quantized weights) and merge then"
             )
         super().merge(*args, **kwargs)

@@ -28,6 +28,7 @@ from quire.io.from_model import Entries
 from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
 from quire.io.reading import Checkpoint
 from quire.io.writing import Plan, planned_configs
+from quire.nn.decoded_weights import decode_weights
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts
 from quire.tensor import QuantizedTensor
@@ -162,18 +163,8 @@ class QuireQuantizer(HfQuantizer):
 
     def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | str | None = None) -> torch.nn.Module:
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # which save_pretrained() leaves
-        for module in model.modules():
-            if not isinstance(module, ProductModule):
-                continue
-            quantized = [name for name in module.weight_names if isinstance(getattr(module, name), QuantizedTensor)]
-            for name in quantized:
-                values = getattr(module, name).detach().dequantize(dtype)
-                values = module.as_stored(values) if isinstance(module, StackedExperts) else values
-                setattr(module, name, torch.nn.Parameter(values))
-            if quantized:
-                module.recipe = None
-                for name in module.input_scales():
-                    del module._buffers[name]
+        for parameter in decode_weights(model, dtype):
+            parameter.requires_grad_(True)
         forget(model)
         model._weight_conversions = self.conversions
         model.hf_quantizer = self  # which transformers takes away, of a model of its own and of a converted one

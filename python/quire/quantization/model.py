@@ -3,12 +3,13 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 
 from quire.checks import check_type
 from quire.conversion.convert import Plan, Selection, carry_out, select
-from quire.conversion.inference import inference_recipe
+from quire.conversion.inference import check_gradients, inference_recipe
 from quire.conversion.report import keep_report
 from quire.functional import quantize
 from quire.nn.own_context import own_context, running
@@ -33,6 +34,7 @@ def quantize_model(
     min_features: int = 1,
     damping: float = 0.01,
     missing_input_scale: str = "raise",
+    gradients: Literal["input"] | None = None,
 ) -> torch.nn.Module:
     """Quantizes the weights of the model's linear layers for inference, in place, and returns the model.
 
@@ -56,6 +58,7 @@ def quantize_model(
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
     missing_input_scale: for static scales: the scale of experts that got no tokens, as for CalibrationReport.apply.
+    gradients: as for quire.convert; "input" lets low-rank adapters train on the quantized weights.
     damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the weights
         nearer to their values, which is safer with few batches.
 
@@ -74,7 +77,10 @@ def quantize_model(
     check_type("quantize_model", str, method=method, missing_input_scale=missing_input_scale)
     check_type("quantize_model", float | int, damping=damping)
     check_missing("quantize_model", missing_input_scale)
-    selection = _selection(model, _plan(recipe, method, batches, damping), filter, min_features)
+    plan = _plan(recipe, method, batches, damping)
+    check_gradients("quantize_model", gradients)
+    plan = dataclasses.replace(plan, recipe=inference_recipe(plan.recipe, gradients))
+    selection = _selection(model, plan, filter, min_features)
     seen = [] if batches is None else listed("quantize_model", batches)
     with selection.plain_weights() as computed:
         scales = _scales(selection, seen, missing_input_scale)

@@ -75,11 +75,13 @@ DirectionBuffers saved_buffers(const OptionalTensors& x_buffers, const at::Tenso
 op::OptionalTensorList saved_buffers_of_w(op::OptionalTensorList w_buffers, Direction direction) {
   const size_t first = quire::first_buffer(direction);
   for (size_t i = 0; i < w_buffers.size(); ++i) {
-    quire::check(i % 6 != first || w_buffers[i], "linear: w",
-                 w_buffers.size() > 6 ? quire::text(" of group ", i / 6) : "", " is given without ",
-                 quire::kBufferNames[first],
-                 ", which the gradient of x needs; quantize it in both directions, or, if it was quantized for "
-                 "inference, run the model under torch.no_grad()");
+    quire::check(
+        i % 6 != first || w_buffers[i], "linear: w", w_buffers.size() > 6 ? quire::text(" of group ", i / 6) : "",
+        " is given without ", quire::kBufferNames[first],
+        ", which the gradient of x needs. If it was quantized for inference, run the model under torch.no_grad(); "
+        "to get gradients of x (adapters, LoRA), convert it with quire.convert(..., for_inference=True, "
+        "gradients=\"input\"), or use a recipe with x=none or backward=dequantized. Else quantize it in both "
+        "directions");
     if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
   }
   return w_buffers;

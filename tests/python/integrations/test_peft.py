@@ -94,8 +94,62 @@ def test_merging_into_a_quantized_weight_is_refused_and_changes_nothing(loaded):
     for merge in (model.merge_adapter, model.merge_and_unload):
         with pytest.raises(NotImplementedError, match=r"quantized as mxfp8.*model\.dequantize\(\)"):
             merge()
+    with pytest.raises(ValueError, match=r"call model\.dequantize\(\), which changes both"):
+        quire.dequantize_weights(model)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, before)
+
+
+def on_quantized_weights(recipe, **options):
+    torch.manual_seed(0)
+    model = quire.convert(
+        tiny.model_of("llama"), recipe, min_features=1, for_inference=True, tokens=None, gradients="input"
+    )
+    return model, peft.get_peft_model(model, prepare(peft.LoraConfig(**LORA, **options)))
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "x=none,w=mxfp4"])
+def test_adapters_train_on_a_model_converted_for_inference(recipe):
+    """peft's layers, and the same adapters written out, on the same quantized weights."""
+    own, model = on_quantized_weights(recipe)
+    reference = copy.deepcopy(model).unload()
+    adapt(reference, model)
+    losses = trained_losses(model)
+    assert losses == trained_losses(reference) and losses[-1] < losses[0]
+    assert all(
+        isinstance(layer.weight, quire.QuantizedTensor) for layer in own.modules() if type(layer) is quire.Linear
+    )
+
+
+def test_adapters_merge_into_dequantized_weights_and_out_again():
+    _, model = on_quantized_weights("nvfp4", init_lora_weights=False)
+    model.eval()
+    ids = tiny.tokens()
+    with pytest.raises(NotImplementedError, match=r"quire\.dequantize_weights\(model\)"):
+        model.merge_adapter()
+    quire.dequantize_weights(model)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        name for name, _ in model.named_parameters() if "lora_" in name
+    }
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.merge_adapter()
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+        model.unmerge_adapter()
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-4)
+        quire.convert(merged, "mxfp8", min_features=1, for_inference=True, tokens=None)
+    assert isinstance(merged.model.layers[0].self_attn.q_proj.weight, quire.QuantizedTensor)
+
+
+def test_adapters_of_a_loaded_model_merge_after_its_own_dequantize(loaded):
+    model = peft.get_peft_model(loaded, prepare(peft.LoraConfig(**LORA, init_lora_weights=False))).eval()
+    model.dequantize()
+    with torch.no_grad():
+        expected = model(tiny.tokens()).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(tiny.tokens()).logits, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_merging_into_a_plain_weight_of_a_layer_of_quire_is_as_in_peft():

@@ -1,0 +1,65 @@
+"""Quantized weights that become plain parameters again."""
+
+import torch
+
+from quire.checks import check_type, check_type_or_none
+from quire.nn.product_module import ProductModule
+from quire.nn.stacked_experts import StackedExperts
+from quire.tensor import DTYPES, QuantizedTensor
+
+
+@torch.no_grad()
+def dequantize_weights(model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    """Replaces the model's quantized weights by plain parameters with the decoded values, in place, and returns the
+    model. It reverses quire.convert(..., for_inference=True), but not the rounding: the values are those of the codes.
+
+    dtype: float32, float16 or bfloat16; None is the nominal dtype of each weight, which the model had before.
+
+    The layers lose their own recipe and static scales, and compute in high precision. Layers that shared a weight
+    still share it. A new parameter requires a gradient if the quantized one did. Parameters are new objects, so make
+    optimizers afterwards. Use it before a low-rank adapter is merged, and to save the model for tools that do not read
+    quantized weights.
+
+    Raises ValueError if the model has no quantized weights, for another dtype, and for a model that transformers has
+    loaded with quantized weights: its own method model.dequantize() also changes its configuration. The model is then
+    unchanged.
+    """
+    check_type("dequantize_weights", torch.nn.Module, model=model)
+    check_type_or_none("dequantize_weights", torch.dtype, dtype=dtype)
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dequantize_weights: dtype must be float32, float16 or bfloat16, got {dtype}")
+    if any(vars(module).get("hf_quantizer") is not None for module in model.modules()):
+        raise ValueError(
+            f"dequantize_weights: transformers has loaded this {type(model).__name__} with quantized weights, and its "
+            "configuration says so; call model.dequantize(), which changes both"
+        )
+    if not decode_weights(model, dtype):
+        raise ValueError(
+            f"dequantize_weights: {type(model).__name__} has no quantized weights; its parameters are plain already"
+        )
+    return model
+
+
+def decode_weights(model: torch.nn.Module, dtype: torch.dtype | None) -> list[torch.nn.Parameter]:
+    """What dequantize_weights() does; the new parameters, none if no weight is quantized."""
+    found = {
+        module: [name for name in module.weight_names if isinstance(getattr(module, name), QuantizedTensor)]
+        for module in model.modules()
+        if isinstance(module, ProductModule)
+    }
+    made: dict[int, torch.nn.Parameter] = {}
+    replaced = []  # keeps the old parameters, and so their ids
+    for module, names in found.items():
+        for name in names:
+            weight = getattr(module, name)
+            replaced.append(weight)
+            if id(weight) not in made:
+                values = weight.detach().dequantize(dtype)
+                values = module.as_stored(values) if isinstance(module, StackedExperts) else values
+                made[id(weight)] = torch.nn.Parameter(values, requires_grad=weight.requires_grad)
+            setattr(module, name, made[id(weight)])
+        if names:
+            module.recipe = None
+            module.add_input_scales()
+            module._forget_weights()
+    return list(made.values())
