@@ -377,7 +377,7 @@ def nvfp4_moe_routed(
     *,
     expert_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """nvfp4_moe() with the experts and weights that quire.moe.route returns for router_logits [T, E] (docs/moe.md 1).
+    """nvfp4_moe() with experts and weights that quire.moe.route returns for router_logits [T, E] (moe-reference.md 1).
 
     routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
     lists the options.

@@ -1,4 +1,4 @@
-"""Permutes rows of tokens into expert order and back (docs/moe.md 2)."""
+"""Permutes rows of tokens into expert order and back (moe-reference.md 2)."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts, and balancing the loads of experts (docs/moe.md 1)."""
+"""Routing of tokens to experts, and balancing the loads of experts (moe-reference.md 1)."""
 
 import torch
 

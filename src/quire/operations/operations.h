@@ -46,7 +46,7 @@ inline void activation_grad(const ActivationGradProblem& problem, const Context&
   dispatch(problem, context);
 }
 
-// ---- mixtures of experts (docs/moe.md 1, 2)
+// ---- mixtures of experts (moe-reference.md 1, 2)
 
 inline void route(const RouteProblem& problem, const Context& context = host()) { dispatch(problem, context); }
 inline void route_grad(const RouteGradProblem& problem, const Context& context = host()) { dispatch(problem, context); }

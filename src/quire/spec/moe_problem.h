@@ -1,5 +1,5 @@
 // What is asked of the kernels of a mixture of experts: which experts a token goes to, and how rows move between the
-// order of tokens and the order of experts (docs/moe.md 1, 2).
+// order of tokens and the order of experts (moe-reference.md 1, 2).
 #pragma once
 
 #include <cstdint>

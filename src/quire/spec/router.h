@@ -1,4 +1,4 @@
-// Which experts a token chooses, with which weights, and the gradient of these (docs/moe.md 1): the arithmetic of one
+// Which experts a token chooses, their weights, and the gradient of these (moe-reference.md 1): the arithmetic of one
 // token, for the kernels of every device, which lend it memory.
 #pragma once
 

@@ -1,4 +1,4 @@
-// How a token chooses its experts, as a value with canonical text (docs/moe.md).
+// How a token chooses its experts, as a value with canonical text (moe-reference.md).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How rows move between the order of tokens and the order of experts (docs/moe.md 2): rules for the kernels of every
+// How rows move between the order of tokens and that of experts (moe-reference.md 2): rules for the kernels of every
 // device.
 #pragma once
 

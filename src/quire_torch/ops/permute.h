@@ -1,4 +1,4 @@
-// quire::permute and quire::unpermute: rows to the order of experts and back (docs/moe.md 2). They are adjoint: the
+// quire::permute and quire::unpermute: rows to expert order and back (moe-reference.md 2). They are adjoint: the
 // gradient of one is the other.
 #pragma once
 

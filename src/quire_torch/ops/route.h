@@ -1,4 +1,4 @@
-// quire::route: which experts a token goes to, and with what weights (docs/moe.md 1).
+// quire::route: which experts a token goes to, and with what weights (moe-reference.md 1).
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Row maps: where rows go when tokens are grouped by expert, and when groups move (docs/moe.md 2).
+// Row maps: where rows go when tokens are grouped by expert, and when groups move (moe-reference.md 2).
 #pragma once
 
 #include "quire_torch/ops/quantize.h"

@@ -101,7 +101,7 @@ struct Nvfp4Moe : OpBase {
 };
 
 /// The same with experts and weights that quire::route chooses by router_logits [T, E] and expert_bias [E]
-/// (docs/moe.md 1).
+/// (moe-reference.md 1).
 template <class Which>
 struct Nvfp4MoeRouted : OpBase {
   static constexpr const char* kName = kByName<Which> ? "nvfp4_moe_routed.by_name" : "nvfp4_moe_routed";

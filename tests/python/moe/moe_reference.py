@@ -1,4 +1,4 @@
-"""Routing and permutation written from docs/moe.md in NumPy and float64, for tests to compare with."""
+"""Routing and permutation written from moe-reference.md in NumPy and float64, for tests to compare with."""
 
 import numpy as np
 import torch
