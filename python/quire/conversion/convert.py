@@ -200,8 +200,8 @@ def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None, gradie
     check_gradients("convert", gradients)
     if gradients is not None and not for_inference:
         raise ValueError(
-            f"convert: gradients={gradients!r} needs for_inference=True; without it the layers have all gradients, also "
-            "those of their weights"
+            f"convert: gradients={gradients!r} needs for_inference=True; without it the layers have all gradients, "
+            "those of their weights too"
         )
     if not for_inference:
         return Plan(recipe, False, None)
