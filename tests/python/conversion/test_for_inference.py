@@ -13,7 +13,7 @@ import torch
 
 import pytorch
 import quire
-from every_recipe import DEFAULTS, each
+from every_recipe import DEFAULTS, WEIGHT_ONLY, each
 from quire.conversion import timing
 from quire.conversion.inference import inference_recipe
 from quire.nn import product
@@ -123,8 +123,9 @@ def test_layers_of_quire_in_the_model_are_converted_too(recipe, kind, equal_bits
 def test_aotinductor_compiles_a_converted_model(tmp_path, equal_bits):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.LayerNormMLP(256, 64), quire.MoE(256, 64, 3))
-    x = torch.randn(5, 256)
-    expected = converted(model, "nvfp4")(x)
+    others = [converted(torch.nn.Linear(256, 256), recipe) for recipe in (DEFAULTS | WEIGHT_ONLY).values()]
+    x, model = torch.randn(5, 256), torch.nn.Sequential(converted(model, "nvfp4"), *others)
+    expected = model(x)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     run = torch._inductor.aoti_load_package(path)
