@@ -108,3 +108,9 @@ def test_the_site_asks_no_other_machine(site):
 def test_the_picture_of_benchmarks_is_that_of_the_figures(root, tmp_path):
     bars.draw(tmp_path / "benchmarks.svg")
     assert (tmp_path / "benchmarks.svg").read_text() == (root / "docs/benchmarks.svg").read_text()
+
+
+def test_the_picture_of_results_is_that_of_the_figures(root, tmp_path):
+    bars.draw_results(tmp_path / "results.svg")
+    assert (tmp_path / "results.svg").read_text() == (root / "docs/results.svg").read_text()
+    assert bars.steps_on_gpu()["fp8_current"] == 1.18

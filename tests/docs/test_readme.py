@@ -1,6 +1,7 @@
 """README.md: its example runs, its tables and lists are true."""
 
 import re
+import types
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import dev
 import quire
 import torch_pin
 
-PAGE = "README.md"
+PAGE, RECIPES = "README.md", "docs/which-recipe.md"
 
 
 def examples(page) -> list[str]:
@@ -17,32 +18,49 @@ def examples(page) -> list[str]:
 
 
 def test_the_example_runs_and_learns(page):
-    scope = {}
-    exec(examples(page)[0], scope)
-    x = scope["x"]
-    losses = [scope["loss"](x, x).item()]
-    for _ in range(20):
-        value = scope["loss"](x, x)
-        value.backward()
-        scope["optimizer"].step()
-        scope["optimizer"].zero_grad()
-        losses.append(value.item())
-    assert losses[-1] < losses[0]  # of one batch
+    def batch(*sizes):  # the same in each step
+        return torch.randn(*sizes, generator=torch.Generator().manual_seed(0))
+
+    steps, losses = examples(page)[0].split("for step in range(10):")
+    scope, torchs = {}, torch.randn
+    exec(steps, scope)
+    scope["torch"] = types.SimpleNamespace(**vars(torch) | {"randn": batch})
+    for _ in range(3):
+        exec("for step in range(10):" + losses, scope)
+        scope.setdefault("first", scope["loss"].item())
+    assert torch.randn is torchs and scope["loss"].item() < scope["first"]
 
 
 def test_a_pretrained_model_is_converted(page, monkeypatch):
     monkeypatch.setattr(quire.conversion.timing, "SECONDS", 0.0)
     # Also where this machine would be slower.
     monkeypatch.setattr(quire.conversion.timing, "_SLOWER", float("inf"))
-    monkeypatch.setattr(quire.conversion.recommend, "_WORTH", 0.0)
     scope = {}
     for code in examples(page):  # one after another, as a reader pastes them
         exec(code, scope)
     assert [type(layer) for layer in scope["pretrained"]] == [quire.Linear, torch.nn.GELU, quire.Linear]
 
 
+def test_the_line_of_a_model_is_that_of_its_page(page):
+    speeds = {
+        row[0].strip("`"): [float(cell) for cell in row[1:]] for row in speed_rows(page) if row[0].startswith("`")
+    }
+    bits = {"half": 1 / 2, "a third": 1 / 3}
+    said = page(PAGE).text.replace("\n", " ")
+    for name, share in (("fp8_current", "half"), ("nvfp4", "a third")):
+        megabytes, _, times = speeds[name]
+        assert abs(megabytes / 269 - bits[share]) < 0.01 and share in said
+        rows = {row[0]: row for row in page("docs/language-model.md").rows("Perplexity")}
+        higher = rows[f"`{name}`"][2].split(" ±")[0]
+        assert f"{times:.2f} times as many" in said and f"{higher} % higher" in said
+
+
+def speed_rows(page) -> list[list[str]]:
+    return page("docs/language-model.md").rows("A language model")
+
+
 def test_the_table_of_recipes_is_complete(page):
-    rows = [[cell.strip("`") for cell in row] for row in page(PAGE).rows("Recipes")]
+    rows = [[cell.strip("`") for cell in row] for row in page(RECIPES).rows("The formats of each recipe")]
     documented = {name: recipe for recipe, name, *_ in rows if name}
     assert documented == {name: type(quire.recipe.from_name(name)).__name__ for name in quire.recipe._BY_NAME}
 
@@ -54,7 +72,7 @@ def test_documented_recipe_texts_are_those_of_the_recipes(page):
 
 
 def test_everything_in_the_layout_exists_and_nothing_is_left_out(page, root):
-    block = page(PAGE).section("Where things are").split("```")[1]
+    block = page("CONTRIBUTING.md").section("Where things are").split("```")[1]
     named = [line.split()[0] for line in block.strip().splitlines()]
     assert [name for name in named if not (root / name).exists()] == []
     listed = {name.split("/")[0] for name in named}
