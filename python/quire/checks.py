@@ -86,6 +86,12 @@ def signed64(value: int, name: str) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
+def counted(n: int, what: str) -> str:
+    """A number of things, in the plural unless it is 1: "1 entry", "2 entries", "0 layers"."""
+    several = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{n} {what if n == 1 else several}"
+
+
 def describe(value: object) -> str:
     """A value as an error shows it: of a large one its type."""
     text = type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)

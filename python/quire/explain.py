@@ -1,13 +1,17 @@
 """Reports what a layer or a function of quire runs: matmuls and quantizations, their operands, and their kernels."""
 
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire import running_layer
 from quire.autocast import active_recipe
 from quire.checks import check_type
 from quire.distributed import explained
@@ -59,7 +63,8 @@ class Step:
     name: the matmul, "fprop", "dgrad", "wgrad" or "dbias", or in a runner's mixture "expert 3 w13"; the role of a
         quantized tensor; "grad" of a norm, an activation or a routing.
     problem: a description. operands: the operands of a matmul, or the results of a quantization. kernels: the rows of
-    the table.
+    the table. layer: the path of the module that computed it, in the module that was explained; "" for that one itself,
+    and for a function.
     """
 
     operation: str
@@ -67,6 +72,7 @@ class Step:
     problem: str
     operands: tuple[Operand, ...]
     kernels: tuple[Kernel, ...]
+    layer: str = ""
 
     @property
     def kernel(self) -> str | None:
@@ -86,13 +92,16 @@ class Explanation:
     """The steps that ran, in order. str() gives a report.
 
     recipe: the active recipe's text, None without one. isa: the instruction set of kernels named "generic". notes: what
-    to know before results are compared with those of another run.
+    to know before results are compared with those of another run. verbose: whether the report has every step with its
+    operands and with the reasons of all kernels. Otherwise layers with the same steps share one entry, and a step has
+    one line with the kernel that ran.
     """
 
     recipe: str | None
     isa: str
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    verbose: bool = True
 
     @property
     def products(self) -> tuple[Step, ...]:
@@ -109,9 +118,62 @@ class Explanation:
             or "none is active in this thread (quire.autocast): layers run under their own, else in high precision"
         )
         head = f"recipe: {recipe}\ninstruction set: {self.isa}"
-        return "\n".join([head, *map(str, self.steps), *(f"note: {note}" for note in self.notes)])
+        lines = self._every_step() if self.verbose else self._joined()
+        return "\n".join([head, *lines, *self._summary(), *(f"note: {note}" for note in self.notes)])
+
+    def _every_step(self) -> Iterator[str]:
+        named = any(step.layer for step in self.steps)
+        for path, steps in itertools.groupby(self.steps, lambda step: step.layer):
+            if named:
+                yield f"{path or _ITSELF}:"
+            yield from map(str, steps)
+
+    def _joined(self) -> Iterator[str]:
+        """One entry for the layers with the same steps, in the order of the first ones."""
+        of_layer: dict[str, list[str]] = {}
+        for step in self.steps:
+            line = f"  {step.name or '-':<7} {step.problem}" + (f": kernel {step.kernel}" if step.kernel else "")
+            of_layer.setdefault(step.layer, []).append(line)
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for path, lines in of_layer.items():
+            alike.setdefault(tuple(lines), []).append(path)
+        for lines, paths in alike.items():
+            yield f"{_named(paths)}:"
+            yield from (f"{line} x {n}" if n > 1 else line for line, n in _counts(lines))
+
+    def _summary(self) -> Iterator[str]:
+        """How many steps of each operation each kernel ran, if there are several of one."""
+        calls = Counter((step.operation, step.kernel or "-") for step in self.steps)
+        if not calls or max(calls.values()) == 1:
+            return
+        yield "calls of each kernel:"
+        width = max(len(operation) for operation, _ in calls)
+        of_kernel = max(len(kernel) for _, kernel in calls)
+        for (operation, kernel), n in calls.items():
+            yield f"  {operation:<{width}}  {kernel:<{of_kernel}}  {n:>5}"
 
     __repr__ = __str__
+
+
+#: What a report calls the module that was explained, or the function.
+_ITSELF = "the call itself"
+#: The most names of an entry of joined layers.
+_NAMES = 8
+
+
+def _named(paths: list[str]) -> str:
+    """The names of layers, those that differ only in numbers once."""
+    patterns = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", path) or _ITSELF for path in paths))
+    if len(paths) == 1:
+        return paths[0] or _ITSELF
+    more = f" and {len(patterns) - _NAMES} more names" if len(patterns) > _NAMES else ""
+    return f"{', '.join(patterns[:_NAMES])}{more} ({len(paths)} layers)"
+
+
+def _counts(lines: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Each line, and how often it stands there in a row."""
+    for line, same in itertools.groupby(lines):
+        yield line, len(list(same))
 
 
 # Products of PyTorch, as they arrive below autograd.
@@ -199,7 +261,7 @@ def _shapes(args: tuple) -> list[str]:
     return [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
 
 
-def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
+def explain(function: Callable, *args: object, verbose: bool | None = None, **kwargs: object) -> Explanation:
     """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
     function: a module, also one that torch.compile wraps, or any function of tensors, such as quire.quantize. A layer
@@ -207,6 +269,10 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
         module runs in eager mode; a note says if its compiled results can differ (docs/inference.md).
     args, kwargs: its arguments. Floating-point tensors among them are treated as tensors that need gradients.
         Parameters need gradients according to their requires_grad.
+
+    verbose: what the report has. True: every step with its operands, and for each kernel why it ran or not. False:
+        layers with the same steps are joined, and each step has one line. None: True if only one layer computes, as
+        when function is a layer. It is not passed on; call a function that has an argument of this name by a lambda.
 
     The backward pass does not run within torch.no_grad, and not for results without gradients: results of a model that
     was converted for inference, and of runners (quire.runners).
@@ -231,14 +297,20 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     text = ""
     with explained.sharded_as_before(function):
         try:
-            with torch.random.fork_rng(devices=[]), mode:
+            with torch.random.fork_rng(devices=[]), mode, running_layer.told(function, _note_layer):
                 _run(function, args, kwargs, mode.of_runners)
         finally:
             text = torch.ops.quire.explain_end()
             mode.restore()
     isa = next(line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if line.endswith(": in use"))
     said = None if recipe is None else "another one for each layer" if recipe.by_layer else recipe.linear_spec()
-    return Explanation(said, isa, tuple(_steps(text)), notes)
+    steps = tuple(_steps(text))
+    detailed = verbose if verbose is not None else len({step.layer for step in steps}) <= 1
+    return Explanation(said, isa, steps, notes, detailed)
+
+
+def _note_layer(path: str) -> None:
+    torch.ops.quire.explain_note(f"{_LAYER}\t{path}\t")
 
 
 _ROUNDS = "emulate_precision_casts"
@@ -329,15 +401,21 @@ def _differentiable(value: object) -> bool:
 
 
 _QUANTIZING = {"quantize", "norm", "activation"}
+#: In place of an operation: the following steps are of the layer of this name.
+_LAYER = "layer"
 
 
 def _steps(text: str) -> list[Step]:
     """Parses the lines of end_explanation (src/quire_torch/bridge/observe.h)."""
     steps: list[tuple[list[str], list[list[str]], list[Kernel]]] = []
+    layers, layer = [], ""
     for line in text.splitlines():
         word, rest = line.split(" ", 1)
-        if word == "step":
+        if word == "step" and rest.startswith(f"{_LAYER}\t"):
+            layer = rest.split("\t")[1]
+        elif word == "step":
             steps.append((rest.split("\t"), [], []))
+            layers.append(layer)
         elif word == "operand":
             steps[-1][1].append(rest.split("\t"))
         else:
@@ -354,7 +432,10 @@ def _steps(text: str) -> list[Step]:
     for head, operands, _ in steps:
         if head[0] == "quantize" and not head[1]:
             head[1] = operands[0][0]
-    return [Step(*head, tuple(map(_operand, operands)), tuple(kernels)) for head, operands, kernels in steps]
+    return [
+        Step(*head, tuple(map(_operand, operands)), tuple(kernels), layer)
+        for (head, operands, kernels), layer in zip(steps, layers, strict=True)
+    ]
 
 
 def _operand(fields: list) -> Operand:

@@ -4,7 +4,6 @@
 import argparse
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from quire import functional, runners
 from quire.autocast import autocast
 from quire.distributed import check_ranks
-from quire.loading import library
+from quire.loading import command_line, library
 from quire.loading.devices import count, devices
 from quire.nn.linear import Linear
 from quire.nn.own_context import running
@@ -156,4 +155,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.run(main)

@@ -1,22 +1,27 @@
 """Measures which recipe is the fastest on this machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from quire.checks import check_type, near
+from quire.checks import check_type, counted, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
 from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
-from quire.conversion.report import counted, megabytes, milliseconds
+from quire.conversion.report import megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear
-from quire.recipe import from_name, names
+from quire.recipe import Recipe, as_recipe, from_name, names
 from quire.tensor import DTYPES
 
 GOALS = ("inference", "training", "memory")
 #: A recipe must be this much faster than high precision to be worth a loss of accuracy.
 _WORTH = 1.05
+#: Times that differ by less are equal: they would differ as much in another measurement.
+_NOISE = 1.05
+#: Recipe -> by how many percent it raises the perplexity of SmolLM2-135M (docs/language-model.md).
+PERPLEXITY = {"fp8_current": 2.9, "mxfp8": 3.6, "nvfp4": 49.6}
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,9 @@ class Recommendation:
     """The result of quire.recommend. str() gives a table.
 
     recipe: the name of the recommended recipe, or None if no recipe is better. layers: the number of layers that can be
-    converted, those of at least min_features. estimates: high precision first, then the recipes, the best for the goal
-    first.
+    converted, those of at least min_features. estimates: high precision first, then the recipes, the fastest first, and
+    for the goal "memory" the smallest. equal: the names of the recipes that are as good as the best one for the goal:
+    less than 5 % slower, or of the same size. `recipe` is the most accurate of them.
     """
 
     goal: str
@@ -53,6 +59,7 @@ class Recommendation:
     recipe: str | None
     layers: int
     estimates: tuple[RecipeEstimate, ...]
+    equal: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         plain = self.estimates[0]
@@ -65,14 +72,31 @@ class Recommendation:
                 layers += f"; with all, {plain.seconds / it.seconds_of_all:.2f} times"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"
             lines.append(f"  {it.name:<15} {sizes}")
+        lines += self._on_accuracy()
         why_not = "has smaller weights" if self.goal == "memory" else "is more than 5 % faster"
         return "\n".join([*lines, f"for {self.goal}: {self.recipe or f'high precision, since no recipe {why_not}'}"])
+
+    def _on_accuracy(self) -> list[str]:
+        """Which recipes are equal otherwise, and what is known."""
+        measured = [f"{it.name} {PERPLEXITY[it.name]:+g} %" for it in self.estimates if it.name in PERPLEXITY]
+        others = [it.name for it in self.estimates[1:] if it.name not in PERPLEXITY]
+        known = f"accuracy, of which this measures nothing: perplexity of SmolLM2-135M {', '.join(measured)}"
+        lines = [f"{known}; no figure for {', '.join(others)}" if others else known]
+        if self.recipe is not None and len(self.equal) > 1:
+            how = "of the same size" if self.goal == "memory" else "less than 5 % apart, which is noise"
+            lines.append(f"{how}: {', '.join(self.equal)}; {self.recipe} is the most accurate of them")
+        return lines
 
     __repr__ = __str__
 
 
 def recommend(
-    model: torch.nn.Module, tokens: int = 1, goal: str = "inference", *, min_features: int = MIN_FEATURES
+    model: torch.nn.Module,
+    tokens: int = 1,
+    goal: str = "inference",
+    *,
+    recipes: Sequence[Recipe | str] = (),
+    min_features: int = MIN_FEATURES,
 ) -> Recommendation:
     """Times the model's torch.nn.Linear and quire.Linear layers under every recipe except delayed scaling, with random
     inputs, and recommends one of the recipes.
@@ -80,17 +104,23 @@ def recommend(
     tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by token.
     goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training" compares
         forward and backward passes; "memory" selects the smallest weights for inference.
+    recipes: recipes of your own that are timed too, such as "x=mxfp8,w=nvfp4,dy=mxfp8".
     min_features: layers with fewer inputs or outputs are not counted, since quire.convert does not convert them.
 
     One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
     large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a
-    layer cannot have it as its own recipe. Accuracy is not measured: 8-bit recipes are closer to high precision than
-    4-bit recipes. Call it within the torch.autocast that the model will run within. A quire.autocast around the call
-    has no effect.
+    layer cannot have it as its own recipe. Accuracy is not measured. Of recipes whose times differ by less than 5 %,
+    which is noise, the one with the more accurate formats is recommended: 8 bits before 4, NVFP4 before MXFP4. Call it
+    within the torch.autocast that the model will run within. A quire.autocast around the call has no effect.
 
     Raises ValueError if the model has no layer that can be converted and timed, or for an unknown goal.
     """
     check_type("recommend", torch.nn.Module, model=model)
+    if isinstance(tokens, str):
+        raise TypeError(
+            f"recommend: tokens must be an int, the number of rows of x, got {tokens!r}; the goal is passed as "
+            f"goal={' or '.join(map(repr, GOALS))}{near(tokens, GOALS)}"
+        )
     check_type("recommend", int, tokens=tokens)
     check_tokens("recommend", tokens)
     check_type("recommend", str, goal=goal)
@@ -98,6 +128,7 @@ def recommend(
         raise ValueError(
             f"recommend: goal must be one of {', '.join(map(repr, GOALS))}, got {goal!r}{near(goal, GOALS)}"
         )
+    by_name = {name: from_name(name) for name in names(delayed=False)} | _own(recipes)
     with steady_weights(model):
         layers = [layer for layer in model.modules() if _timed(layer, min_features)]
     if not layers:
@@ -105,15 +136,47 @@ def recommend(
             f"recommend: {type(model).__name__} has no torch.nn.Linear with {min_features} inputs and outputs and "
             "values in float32, float16 or bfloat16; pass a model that has, or another min_features"
         )
-    by_name = {name: from_name(name) for name in names(delayed=False)}
     training = goal == "training"
-    recipes = [it if training else inference_recipe(it) for it in by_name.values()]
+    timed = [it if training else inference_recipe(it) for it in by_name.values()]
     with steady_weights(model):
-        kinds = measure(layers, recipes, tokens, training)
+        kinds = measure(layers, timed, tokens, training)
     plain, *found = [_estimate(name, i, kinds, goal) for i, name in enumerate(("high precision", *by_name))]
     best = sorted(found, key=lambda it: (it.weight_bytes, it.seconds) if goal == "memory" else (it.seconds, 0))
-    pays = best[0].weight_bytes < plain.weight_bytes if goal == "memory" else plain.seconds > _WORTH * best[0].seconds
-    return Recommendation(goal, tokens, best[0].name if pays else None, len(layers), (plain, *best))
+    if goal == "memory":
+        equal = [it for it in best if it.weight_bytes == best[0].weight_bytes]
+    else:
+        equal = [it for it in best if it.seconds < _NOISE * best[0].seconds]
+    chosen = min(equal, key=lambda it: _roughness(by_name[it.name]))
+    pays = chosen.weight_bytes < plain.weight_bytes if goal == "memory" else plain.seconds > _WORTH * chosen.seconds
+    every = (plain, *best)
+    return Recommendation(
+        goal, tokens, chosen.name if pays else None, len(layers), every, tuple(it.name for it in equal)
+    )
+
+
+def _own(recipes: Sequence[Recipe | str]) -> dict[str, Recipe]:
+    """The caller's recipes by their names or texts. Raises TypeError or ValueError for what a layer cannot have."""
+    if isinstance(recipes, Recipe | str) or not isinstance(recipes, Sequence):
+        raise TypeError(f"recommend: recipes must be a list of recipes, got {recipes!r}; pass [{recipes!r}]")
+    found = {}
+    for given in recipes:
+        recipe = as_recipe("recommend", given)
+        if recipe is None or recipe.delayed():
+            raise ValueError(
+                f"recommend: recipes must not have {given!r}, which a layer cannot have as its own; leave it out"
+            )
+        found[given if isinstance(given, str) else recipe.linear_spec()] = recipe
+    return found
+
+
+#: Family of a spec -> how rough its values are.
+_ROUGH = {"none": 0, "nvfp4": 2, "mxfp4": 3}
+
+
+def _roughness(recipe: Recipe) -> tuple[int, int]:
+    """The order of recipes by accuracy: first the roughest operand of the forward pass counts, then both."""
+    each = [_ROUGH.get(spec.split(":")[0], 1) for spec in (recipe.input_spec, recipe.weight_spec)]
+    return max(each), sum(each)
 
 
 def _timed(layer: torch.nn.Module, min_features: int) -> bool:

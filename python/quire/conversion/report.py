@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.checks import counted
 from quire.conversion.held import Untied
 from quire.nn.product_module import ProductModule
 
@@ -179,10 +180,6 @@ def untied_notes(untied: tuple[Untied, ...]) -> Iterator[str]:
             )
         else:
             yield f"{codes} shared memory, and have codes of their own now ({size})"
-
-
-def counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def percent(share: float) -> str:

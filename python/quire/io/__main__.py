@@ -14,6 +14,7 @@ from quire.io.converting import convert
 from quire.io.dialects import DIALECTS
 from quire.io.inspection import diff, inspect, run, verify
 from quire.io.reading import MISSING
+from quire.loading import command_line
 
 _CODES = "Exit codes: 0 nothing found, 1 findings or an error in the checkpoint, 2 wrong arguments."
 
@@ -113,4 +114,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.run(main)

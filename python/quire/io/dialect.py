@@ -18,6 +18,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 class Dialect(Protocol):
     """A way to store quantized layers. name: as in `to=` and `dialect=`. layouts: all that it reads and writes.
+    read_only: whether quire does not write it.
 
     detect: whether a checkpoint is of this dialect.
     groups: its quantized layers, found by headers and configurations only; raises CheckpointError if a rule is broken.
@@ -33,6 +34,7 @@ class Dialect(Protocol):
 
     name: str
     layouts: Sequence[Layout]
+    read_only: bool
 
     def detect(self, header: Header, configs: Configs) -> bool: ...
 
@@ -56,7 +58,6 @@ class LayoutDialect:
 
     name: str
     layouts: Sequence[Layout]
-    #: Whether quire does not write it.
     read_only = False
     #: Whether its files keep entries that say for a whole file how layers are stored (OF_FILES).
     marks_files = False
@@ -96,8 +97,11 @@ class LayoutDialect:
             raise self._no_layout(name, what, alike)
         best = min(fits, key=unlike)
         if inputs(best) != inputs(source):
-            was = described(stored)
-            notes.append(f"{was} -> {self.name} {best.name}: inputs are {inputs(best)}, they were {inputs(source)}")
+            now = "not quantized" if inputs(best) == "none" else f"quantized as {inputs(best)}"
+            was = "not" if inputs(source) == "none" else f"as {inputs(source)}"
+            notes.append(
+                f"the recipe changes: inputs are {now}, before {was} ({described(stored)} -> {self.name} {best.name})"
+            )
         return best
 
     def _no_layout(self, name: str, what: str, alike: Sequence[Layout]) -> CheckpointError:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,21 @@ from typing import Any
 
 import torch
 
-from quire.io.container import CheckpointError, Entry
-from quire.io.dialect import OF_CACHES, OF_FILES, check_consumed, check_unscaled, unscaled
+from quire.checks import counted
+from quire.io.container import CheckpointError, Entry, some
+from quire.io.container import Container as FileContainer
+from quire.io.dialect import OF_CACHES, OF_FILES, Dialect, check_consumed, check_unscaled, unscaled
 from quire.io.dialects import dialect_of
 from quire.io.into_model import load_layer
 from quire.io.layout import Group, StoredWeight, check_zero_points, consumed, missing_inputs
 from quire.io.reading import Checkpoint, opened, read
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.own_context import running
+
+#: The rows of a table of layers.
+_SHOWN = 10
+#: After so many broken rules of headers no further ones are looked for.
+_MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,9 @@ class Inspection:
     def __str__(self) -> str:
         quantized = sum(layer.nbytes for layer in self.layers)
         head = (
-            f"{self.path}\n{self.dialect or 'nothing quantized'}, {self.files} files, {_size(self.nbytes)}; "
-            f"{len(self.layers)} quantized layers of {_size(quantized)}, {len(self.plain)} plain tensors, "
-            f"{len(self.caches)} scales of caches"
+            f"{self.path}\n{self.dialect or 'nothing quantized'}, {counted(self.files, 'file')}, {_size(self.nbytes)}; "
+            f"{counted(len(self.layers), 'quantized layer')} of {_size(quantized)}, "
+            f"{counted(len(self.plain), 'plain tensor')}, {counted(len(self.caches), 'scale')} of caches"
         )
         rows = [("layers", "count", "shape", "stored as", "inputs", "bytes")]
         kinds: dict[tuple[str, ...], list[Stored]] = {}
@@ -85,16 +93,27 @@ def inspect(path: str | Path) -> Inspection:
     path: as for read(). Raises CheckpointError only if there are no readable headers; broken rules are listed in the
     result.
     """
-    container = opened(path)
-    header, problems, groups = container.header, [], []
-    dialect = dialect_of(container)
-    try:
-        groups = [] if dialect is None else dialect.groups(header, container.descriptions)
-        check_consumed(groups, header)
-        check_unscaled(unscaled(groups, header), header)
-        check_zero_points(groups, header, container.tensor)
-    except CheckpointError as error:
-        problems.append(str(error))
+    return _inspected(path, opened(path))[0]
+
+
+def _inspected(path: str | Path, container: FileContainer) -> tuple[Inspection, FileContainer | None]:
+    """The Inspection, and the container with the header of the layers whose headers break no rule; None if a rule of no
+    single layer is broken."""
+    header, dialect = container.header, dialect_of(container)
+    sound, groups, problems = container, [], []
+    while sound is not None and len(problems) < _MOST_PROBLEMS:
+        try:
+            groups = _groups(dialect, sound)
+            break
+        except CheckpointError as error:
+            left = _without(container, error.tensor)
+            if (
+                left is None or sound.header.keys() - left.header.keys()
+            ):  # not that a layer is missing that was left out
+                problems.append(str(error))
+            sound = _without(sound, error.tensor)
+    else:
+        sound = None
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]
     used = consumed(groups)
     caches = tuple(name for name in header if OF_CACHES.search(name) and name not in used)
@@ -103,7 +122,34 @@ def inspect(path: str | Path) -> Inspection:
     files = {entry.file for entry in header.values()}
     total = sum(entry.nbytes for entry in header.values())
     name = None if dialect is None else dialect.name
-    return Inspection(str(path), name, layers, plain, caches, len(files), total, tuple(problems))
+    return Inspection(str(path), name, layers, plain, caches, len(files), total, tuple(problems)), sound
+
+
+def _groups(dialect: Dialect | None, container: FileContainer) -> list[Group]:
+    """The quantized layers. Raises CheckpointError for the first broken rule of headers."""
+    header = container.header
+    groups = [] if dialect is None else dialect.groups(header, container.descriptions)
+    check_consumed(groups, header)
+    check_unscaled(unscaled(groups, header), header)
+    check_zero_points(groups, header, container.tensor)
+    return groups
+
+
+def _without(container: FileContainer, name: str | None) -> FileContainer | None:
+    """The container without the layer that has the tensor of that name, to look at the others; None if there is none,
+    or if the file describes its layers apart from its tensors."""
+    stem = _stem(name or "")
+    kept = {one: entry for one, entry in container.header.items() if _stem(one) != stem}
+    if not stem or len(kept) == len(container.header) or not isinstance(container, FileContainer):
+        return None
+    found = copy.copy(container)
+    found.header = kept
+    vars(found).pop("descriptions", None)  # of the whole header
+    return found
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _stored(group: Group, header: dict[str, Entry]) -> Stored:
@@ -150,28 +196,46 @@ class Verification:
     """The result of verify(). str() gives a table; it is true if there are no problems.
 
     inspection: the result of inspect(). layers: for each quantized layer its name, the share of saturated codes and the
-    signal to noise ratio. problems: the broken rules, in words; empty if there are none.
+    signal to noise ratio. problems: the broken rules, in words; empty if there are none. left_out: the names of the
+    tensors whose values were not checked, because the headers of their layer break a rule.
     """
 
     inspection: Inspection
     layers: tuple[LayerCheck, ...]
     problems: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether nothing was found."""
         return not self.problems
 
     def __str__(self) -> str:
-        worst = sorted(self.layers, key=lambda one: (one.sqnr if one.sqnr is not None else 0, -one.saturated))[:10]
+        worst = sorted(self.layers, key=lambda one: (one.sqnr if one.sqnr is not None else 0, -one.saturated))[:_SHOWN]
+        compared = any(one.sqnr is not None for one in self.layers)
         rows = [("layer", "saturated", "SQNR"), *((w.name, f"{w.saturated:.2%}", _decibels(w.sqnr)) for w in worst)]
-        head = f"{self.inspection.path}: {len(self.layers)} layers checked, {len(self.problems)} problems"
-        lines = [head, *(f"problem: {problem}" for problem in self.problems)]
-        return "\n".join([*lines, *(table(rows) if worst else ())])
+        rows = rows if compared else [row[:2] for row in rows]
+        layers, problems = counted(len(self.layers), "layer"), counted(len(self.problems), "problem")
+        lines = [
+            f"{self.inspection.path}: {layers} checked, {problems}",
+            *(f"problem: {problem}" for problem in self.problems),
+        ]
+        if self.left_out:
+            lines.append(
+                f"not checked, because headers of their layers break a rule: the values of {some(self.left_out)}"
+            )
+        what = "the smallest SQNR" if compared else "the most saturated codes"
+        return "\n".join([*lines, *_shown(len(self.layers), what), *(table(rows) if worst else ())])
 
     def state(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         layers = [vars(layer) for layer in self.layers]
-        return {"path": self.inspection.path, "layers": layers, "problems": list(self.problems)}
+        problems, left_out = list(self.problems), list(self.left_out)
+        return {"path": self.inspection.path, "layers": layers, "problems": problems, "left_out": left_out}
+
+
+def _shown(count: int, what: str) -> list[str]:
+    """A line above a table that does not have all layers. what: the table's layers have it."""
+    return [f"the {_SHOWN} of {count} layers with {what}:"] if count > _SHOWN else []
 
 
 def _decibels(value: float | None) -> str:
@@ -190,18 +254,20 @@ def verify(path: str | Path, like: str | Path | None = None) -> Verification:
     """
     from tqdm import tqdm
 
-    found = inspect(path)
-    if found.problems:
-        return Verification(found, (), found.problems)
-    checkpoint = read(path, missing_input_scale="dynamic")
+    container = opened(path)
+    found, sound = _inspected(path, container)
+    if sound is None:
+        return Verification(found, (), found.problems, tuple(container.header))
+    checkpoint = Checkpoint(sound, missing_input_scale="dynamic")
     original = None if like is None else read(like, missing_input_scale="dynamic")
-    layers, problems = [], []
+    layers, problems = [], list(found.problems)
     # A bar appears after a second, where someone watches.
     for name in tqdm(checkpoint.groups, desc="quire.io.verify", unit="layer", delay=1, disable=None):
         layer, wrong = _check(name, checkpoint, original)
         layers.append(layer)
         problems += [f"{name}: {what}" for what in wrong]
-    return Verification(found, tuple(layers), tuple(problems))
+    left_out = tuple(name for name in container.header if name not in sound.header)
+    return Verification(found, tuple(layers), tuple(problems), left_out)
 
 
 def _check(name: str, checkpoint: Checkpoint, original: Checkpoint | None) -> tuple[LayerCheck, list[str]]:
@@ -215,7 +281,7 @@ def _check(name: str, checkpoint: Checkpoint, original: Checkpoint | None) -> tu
         problems += [f"{full}: {what}" for what in wrong_scales(scale, is_input=role == "input_scale")]
     values = stored.dequantize(torch.float32)
     bad = int((~torch.isfinite(values)).sum())
-    problems += [f"{bad} values are NaN or infinite"] if bad else []
+    problems += [_are(bad, "value", "NaN or infinite")] if bad else []
     sqnr = None
     if original is not None:
         if name not in original or tuple(original[name].shape) != tuple(values.shape):
@@ -239,7 +305,11 @@ def wrong_scales(scale: torch.Tensor, *, is_input: bool) -> list[str]:
         "negative": values < 0,
         "zero": (values == 0) & is_input,
     }
-    return [f"{int(which.sum())} scales are {what}" for what, which in found.items() if bool(which.any())]
+    return [_are(int(which.sum()), "scale", what) for what, which in found.items() if bool(which.any())]
+
+
+def _are(count: int, what: str, how: str) -> str:
+    return f"{counted(count, what)} {'is' if count == 1 else 'are'} {how}"
 
 
 def saturated(stored: StoredWeight) -> float:
@@ -282,11 +352,11 @@ class Run:
         return all(layer.finite for layer in self.layers)
 
     def __str__(self) -> str:
-        worst = sorted(self.layers, key=lambda layer: (layer.finite, -layer.error))[:10]
+        worst = sorted(self.layers, key=lambda layer: (layer.finite, -layer.error))[:_SHOWN]
         rows = [("layer", "recipe", "error"), *((w.name, w.recipe, f"{w.error:.2%}") for w in worst)]
         wrong = sum(not layer.finite for layer in self.layers)
-        head = f"{self.path}: {len(self.layers)} layers ran, {wrong} with results that are not finite"
-        return "\n".join([head, *table(rows)])
+        head = f"{self.path}: {counted(len(self.layers), 'layer')} ran, {wrong} with results that are not finite"
+        return "\n".join([head, *_shown(len(self.layers), "the largest error"), *table(rows)])
 
     def state(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -347,7 +417,9 @@ class Difference:
         return bool(self.only_a or self.only_b or self.different)
 
     def __str__(self) -> str:
-        lines = [f"{self.same} entries are the same, {len(self.equal_values)} have the same values in other bytes"]
+        lines = [
+            f"{_are(self.same, 'entry', 'the same')}, {len(self.equal_values)} with the same values in other bytes",
+        ]
         lines += [f"only in the first: {name}" for name in self.only_a]
         lines += [f"only in the second: {name}" for name in self.only_b]
         lines += [f"{name}: {what}" for name, what in self.different.items()]
@@ -434,7 +506,7 @@ def _distance(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
         return ""
     ulp = int((ordered(x) - ordered(y)).abs()[~both_nan].max())
     count = int(((x != y) & ~both_nan).sum())
-    return f"{what}: {count} of {x.numel()} values differ, at most {ulp} ulp of float32"
+    return f"{what}: {count} of {counted(x.numel(), 'value')} differ{'s' * (count == 1)}, at most {ulp} ulp of float32"
 
 
 def ordered(values: torch.Tensor) -> torch.Tensor:

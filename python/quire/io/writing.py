@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, counted
 from quire.io.container import DTYPES, INDEX, CheckpointError, Container, some
 from quire.io.dialect import OF_FILES, Configs, Dialect, described
 from quire.io.dialects import DIALECTS, dialect_named
@@ -33,7 +33,9 @@ Tensors = Mapping[str, StoredWeight | torch.Tensor]
 @dataclass(frozen=True)
 class SaveReport:
     """What was written. files: their names. layers: the number of quantized layers. losses: what differs from the
-    source; empty with exact=True. notes: what a reader of the new file should know."""
+    source; empty with exact=True. notes: what a reader of the new file should know, first recipes that it changes.
+
+    str() has the notes first, and one line for the losses of tensors whose names differ only in numbers."""
 
     files: tuple[str, ...]
     layers: int
@@ -48,9 +50,16 @@ class SaveReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.layers} quantized layers, {self.tensors} tensors, {self.nbytes} bytes in {len(self.files)} files"
+            f"{counted(self.layers, 'quantized layer')}, {counted(self.tensors, 'tensor')}, "
+            f"{counted(self.nbytes, 'byte')} in {counted(len(self.files), 'file')}"
         ]
-        return "\n".join([*lines, *map(str, self.losses), *self.notes])
+        losses: dict[tuple[str, str], list[str]] = {}
+        for loss in self.losses:
+            losses.setdefault((re.sub(r"\b\d+\b", "*", loss.tensor), loss.what), []).append(loss.tensor)
+        for (_, what), names in losses.items():
+            last = f" ... {names[-1]}, {len(names)} tensors" if len(names) > 1 else ""
+            lines.append(f"{names[0]}{last}: {what}")
+        return "\n".join([lines[0], *self.notes, *lines[1:]])
 
 
 @dataclass
@@ -150,6 +159,13 @@ def write_planned(
             plan.choose(name, outline)
         meta[name], shapes[name] = plan.tensors(name, outline), tuple(outline.shape)
         outlines[name] = outline, plan.layouts.get(name)
+    if dialect is not None and not plan.layouts and not unchanged:
+        raise CheckpointError(
+            f"{dialect.name} is a dialect of quantized layers, and no layer is quantized",
+            "quantize first, quire.convert(model, recipe, for_inference=True) or requantize=SPEC (--requantize), or "
+            "write plain tensors: quire.io.write(path, model.state_dict(), dialect=None)",
+            file=path,
+        )
     shards = in_shards(meta.items(), most)
     same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
     configs = base if dialect is None or same else planned_configs(plan, base, shapes, getattr(tensors, "tied", ()))

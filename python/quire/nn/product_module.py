@@ -78,7 +78,8 @@ class ProductModule(ShardedModule, Float32Buffers):
 
     def _recipe_text(self) -> str:
         """What extra_repr() says of it."""
-        return "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+        own = self.recipe
+        return "" if own is None else f", recipe={type(own).__name__}({own.specs.text!r})"
 
     @property
     def external_wgrad(self) -> bool:

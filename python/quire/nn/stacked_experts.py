@@ -125,5 +125,4 @@ class StackedExperts(ProductModule):
             raise
 
     def extra_repr(self) -> str:
-        own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
-        return f"{self.source.__name__}, num_experts={self.groups}{own}"
+        return f"{self.source.__name__}, num_experts={self.groups}{self._recipe_text()}"

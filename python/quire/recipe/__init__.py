@@ -6,12 +6,13 @@ Every field has an effect, or raises an error (numerics.md 0.14).
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 from quire.checks import near
 from quire.loading.devices import HOST
 from quire.recipe.base import Format, MMParams, QParams, Recipe
 from quire.recipe.block import Float8BlockScaling, MXFP4BlockScaling, MXFP8BlockScaling
-from quire.recipe.custom import CustomRecipe
+from quire.recipe.custom import CustomRecipe, fitting_dy
 from quire.recipe.nvfp4 import NVFP4BlockScaling
 from quire.recipe.per_tensor import DelayedScaling, Float8CurrentScaling
 
@@ -81,9 +82,24 @@ def from_text(text: str) -> CustomRecipe:
     if sorted(parts) != ["dy", "w", "x"] or written != len(parts) + (backward is not None):
         raise ValueError(
             "a recipe text has a spec for each of x, w and dy, such as 'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got "
-            f"{text!r}. The format of dx is an argument of a call, fp8_grad="
+            f"{text!r}. {_remedy(text, parts)}"
         )
     return CustomRecipe(_Specs(**parts), backward_override=backward)
+
+
+def _remedy(text: str, parts: Mapping[str, str]) -> str:
+    """What to change in a text that is no recipe."""
+    if "dx" in parts:
+        return "The format of dx is an argument of a call, fp8_grad="
+    missing = [role for role in ("x", "w", "dy") if role not in parts]
+    if missing == ["dy"]:
+        return f"dy, the gradient of y, is missing. {fitting_dy(parts['x'], parts['w'])}"
+    if missing:
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: add {missing[0]}=SPEC"
+    unknown = [role for role in parts if role not in ("x", "w", "dy")]
+    if unknown:
+        return f"Leave out {', '.join(map(repr, unknown))}: the names are x, w, dy and backward"
+    return "Name each once, with one comma between them"
 
 
 def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | None:

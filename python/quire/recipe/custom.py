@@ -1,11 +1,21 @@
 """Any spec for any operand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from quire.recipe.base import Format, Recipe, check_shared_fields, recipe_class
 from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantSpec
 from quire.tensor.spec import check_recipe
+
+
+def fitting_dy(x: str, w: str) -> str:
+    """A sentence for errors: a spec of dy that fits these specs of x and w."""
+    dy = x.split(":")[0]
+    try:
+        check_recipe("", f"x={x},w={w},dy={dy}")
+    except ValueError:
+        return "Give it a spec that fits x and w (docs/specs.md)"
+    return f"With the format of x, it is dy={dy}"
 
 
 @recipe_class
@@ -36,8 +46,13 @@ class CustomRecipe(Recipe):
 
     def _check(self) -> None:
         if not callable(self.qfactory):
+            remedy = ""
+            if isinstance(self.qfactory, Mapping):
+                remedy = f". Pass the method get of the dict: CustomRecipe({self.qfactory!r}.get)"
+            elif isinstance(self.qfactory, str):
+                remedy = f". A text is a recipe by itself: recipe={self.qfactory!r}"
             raise TypeError(
-                f"CustomRecipe: qfactory must be callable with a role, 'x', 'w' or 'dy'; got {self.qfactory!r}"
+                f"CustomRecipe: qfactory must be callable with a role, 'x', 'w' or 'dy'; got {self.qfactory!r}{remedy}"
             )
         if self.fp8_format != Format.HYBRID:
             raise ValueError(
@@ -59,10 +74,22 @@ class CustomRecipe(Recipe):
     def _role(self, role: str) -> str:
         spec = self.qfactory(role)
         if not isinstance(spec, str | QuantSpec):
-            raise TypeError(f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {spec!r}")
+            raise TypeError(
+                f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {spec!r}; "
+                f"{self._hint(role)}"
+            )
         if spec == "none":
             return spec
         return spec.text if isinstance(spec, QuantSpec) else QuantSpec(spec).text
+
+    def _hint(self, role: str) -> str:
+        """What to return for a role, for errors."""
+        if role != "dy":
+            return f"return a spec for {role}, such as 'mxfp8', or 'none' for x and dy to quantize weights only"
+        return f"dy is the gradient of y. {fitting_dy(*[str(self.qfactory(other)) for other in ('x', 'w')])}"
+
+    def __repr__(self) -> str:
+        return f"CustomRecipe({self.specs.text!r})"
 
     @classmethod
     def custom(cls) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,7 +179,8 @@ def _answer(role: QuantizerRole, answer: object) -> str | QuantizerRequest:
 def check_factory(qfactory: object) -> None:
     """Raises TypeError for what cannot be called."""
     if not callable(qfactory):
-        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}")
+        remedy = "; pass its method get" if isinstance(qfactory, Mapping) else ""
+        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}{remedy}")
 
 
 def recipe_of_factory(qfactory: Callable[[QuantizerRole], object], **fields: Any) -> Recipe:

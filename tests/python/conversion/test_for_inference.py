@@ -5,8 +5,10 @@ import copy
 import gc
 import io
 import pickle
+import re
 import warnings
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch
 import pytorch
 import quire
 from every_recipe import DEFAULTS, WEIGHT_ONLY, each
-from quire.conversion import timing
+from quire.conversion import recommend, timing
 from quire.conversion.inference import inference_recipe
 from quire.nn import product
 from steps import blocks
@@ -293,6 +295,58 @@ def test_a_large_model_is_timed_with_weights_that_no_cache_holds(monkeypatch):
     assert runs == [6, 3]  # a call that finds its weights in a cache is made once more before it is timed
 
 
+def test_the_more_accurate_of_equal_recipes_is_recommended(clock):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    clock(1.0, 0.521, 0.520, 0.8, 0.9, 2.0)  # nvfp4, mxfp4, mxfp8, fp8_current, fp8_block
+    found = quire.recommend(model)
+    assert found.recipe == "nvfp4" and found.equal == ("mxfp4", "nvfp4")
+    assert names_of(found)[1:3] == ["mxfp4", "nvfp4"]
+    assert "less than 5 % apart, which is noise: mxfp4, nvfp4; nvfp4 is the most accurate of them" in str(found)
+    clock(1.0, 0.52, 0.6, 0.54, 0.53, 2.0)
+    found = quire.recommend(model)
+    assert found.recipe == "fp8_current" and found.equal == ("nvfp4", "fp8_current", "mxfp8")
+    clock(1.0, 0.5, 0.6, 0.54, 0.53, 2.0)
+    found = quire.recommend(model)
+    assert found.recipe == "nvfp4" and found.equal == ("nvfp4",) and "noise" not in str(found)
+
+
+def test_recipes_of_ones_own_are_timed_beside_the_others(clock):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    own = ["x=mxfp8,w=nvfp4,dy=mxfp8", "x=none,w=nvfp4"]
+    clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.49, 0.3)
+    found = quire.recommend(model, recipes=own)
+    assert found.recipe == "x=none,w=nvfp4" and len(found.estimates) == 8
+    assert "no figure for x=none,w=nvfp4, x=mxfp8,w=nvfp4,dy=mxfp8, mxfp4, fp8_block" in str(found)
+    clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.49)
+    assert quire.recommend(model, recipes=own[:1]).recipe == own[0]  # as quick as nvfp4, with better inputs
+    recipe = quire.recipe.NVFP4BlockScaling(disable_2d_quantization=True)
+    clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.4)
+    advice = quire.recommend(model, recipes=[recipe])
+    assert advice.recipe == recipe.linear_spec()
+    clock(1.0, 0.4)
+    quire.convert(model, advice.recipe, for_inference=True)
+    for wrong, error in (
+        ("mxfp8", TypeError),
+        (["mxfp9"], ValueError),
+        (["fp8_delayed"], ValueError),
+        ([None], ValueError),
+    ):
+        with pytest.raises(error, match="recommend: "):
+            quire.recommend(model, recipes=wrong)
+
+
+def test_what_a_recommendation_says_of_accuracy_is_what_was_measured(clock):
+    table = (Path(__file__).parents[3] / "docs/language-model.md").read_text().split("| recipe of the layers |", 1)[1]
+    measured = dict(re.findall(r"^\| `(\w+)` \| [\d.]+ \| ([\d.]+) ±", table, re.MULTILINE))
+    assert {name: f"{value:g}" for name, value in recommend.PERPLEXITY.items()} == measured
+    clock(*[1.0] * 6)
+    found = str(quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256))))
+    assert (
+        all(f"{name} +{value} %" in found for name, value in measured.items())
+        and "no figure for mxfp4, fp8_bl" in found
+    )
+
+
 def test_no_recipe_is_recommended_where_none_pays(clock):
     clock(1.0, 1.1, 1.1, 1.1, 0.99, 2.0)
     found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)))
@@ -328,6 +382,10 @@ def test_wrong_arguments_of_a_recommendation_are_refused():
         quire.recommend(torch.nn.Sequential(torch.nn.Linear(8, 8)))
     with pytest.raises(ValueError, match="recommend: tokens must be at least 1"):
         quire.recommend(blocks(), 0)
+    with pytest.raises(
+        TypeError, match="tokens must be an int, .*got 'train'; the goal is passed as goal=.*'training'?"
+    ):
+        quire.recommend(blocks(), "train")
 
 
 # ---------------------------------------------------------------- without a recipe
@@ -395,5 +453,14 @@ def test_a_model_for_inference_is_not_converted_for_training():
     model = converted(blocks(1), "mxfp8")
     with pytest.raises(ValueError, match="(?s)nothing to convert.*quantized for inference, without the codes that ba"):
         quire.convert(model, "mxfp8")
-    with torch.enable_grad(), pytest.raises(RuntimeError, match=r"run the model under torch\.no_grad\(\)"):
+    with torch.enable_grad(), pytest.raises(RuntimeError, match=r"run the model under torch\.no_grad\(\)") as caught:
         model(torch.randn(3, 256, requires_grad=True)).sum().backward()
+    # The recipes that the error names give x a gradient: that of the decoded weight.
+    named = re.findall("'(x=[^']*)'", str(caught.value))
+    assert len(named) == 2
+    for recipe in named:
+        layer = converted(torch.nn.Sequential(torch.nn.Linear(256, 256)), recipe)[0]
+        x, dy = torch.randn(3, 256, requires_grad=True), torch.randn(3, 256)
+        with torch.enable_grad():
+            (dx,) = torch.autograd.grad(layer(x), x, dy)
+        torch.testing.assert_close(dx, dy @ layer.weight.detach().dequantize(), rtol=1e-4, atol=1e-5)

@@ -134,3 +134,16 @@ def trains_as_one_process(rank):
             for a, b in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(a.full_tensor(), b, rtol=0, atol=0)
         check_quantized(rank, recipe)
+
+
+def seeds(rank):
+    """Of a sharded layer and of one that is not, by the defaults and within data_parallel_rank(0)."""
+
+    def made():
+        torch.manual_seed(0)
+        sharded = quire.Linear(64, 64, parallel=quire.distributed.Parallel("column", torch.distributed.group.WORLD))
+        return [int(layer.sr_state[0]) for layer in (sharded, quire.Linear(64, 64))]
+
+    default = made()
+    with quire.distributed.data_parallel_rank(0):
+        return default, made()

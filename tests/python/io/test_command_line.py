@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -49,7 +50,7 @@ def test_findings_give_code_1(source, capsys, tmp_path):
     capsys.readouterr()
     assert main(["verify", str(broken)]) == 1
     out = capsys.readouterr().out
-    assert "q_proj.weight_scale: 1 scales are NaN" in out and "q_proj.input_scale: 1 scales are zero" in out
+    assert "q_proj.weight_scale: 1 scale is NaN" in out and "q_proj.input_scale: 1 scale is zero" in out
     assert main(["diff", str(source), str(broken)]) == 1
     del files.tensors["model.layers.0.self_attn.q_proj.weight_scale"]
     missing = files.write(tmp_path / "missing")
@@ -61,6 +62,64 @@ def test_findings_give_code_1(source, capsys, tmp_path):
     assert "no complete safetensors file" in capsys.readouterr().err
     assert main(["inspect", str(missing), "--json"]) == 1
     assert "no complete safetensors file" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_all_faults_of_a_file_are_listed_with_what_was_not_checked(tmp_path, capsys):
+    tensors, stems = {}, [f"model.layers.{i}.mlp.down_proj" for i in range(14)]
+    for stem in stems:
+        tensors |= modelopt_nvfp4(stem, 32, 64, scale2=0.5, scales=plain_scales(32, 4))[0]
+        tensors[f"{stem}.input_scale"] = torch.tensor(0.5)
+    files = Files(tensors, modelopt_config("NVFP4"))
+    assert main(["verify", str(files.write(tmp_path / "whole"))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(": 14 layers checked, 0 problems") and len(lines) == 13
+    assert lines[1] == "the 10 of 14 layers with the most saturated codes:" and "SQNR" not in lines[2]
+    del tensors[f"{stems[1]}.weight_scale"]
+    tensors[f"{stems[4]}.weight_scale_2"] = torch.tensor([[1.0, 2.0]])
+    tensors[f"{stems[6]}.weight_scale_2"] = torch.tensor(float("nan"))
+    del tensors[f"{stems[8]}.input_scale"]
+    broken = files.write(tmp_path / "broken")
+    assert main(["verify", str(broken)]) == 1
+    said = capsys.readouterr().out
+    assert "12 layers checked, 5 problems" in said
+    problems = [line for line in said.splitlines() if line.startswith("problem: ")]
+    for problem, stem, what in [
+        (problems[0], stems[1], "missing"),
+        (problems[1], stems[4], "[1, 2]"),
+        (problems[2], stems[8], "static scale of an input is missing"),
+        (problems[3], stems[6], "1 scale is NaN"),
+        (problems[4], stems[6], "2048 values are NaN"),
+    ]:
+        assert stem in problem and what in problem
+    (left,) = [line for line in said.splitlines() if line.startswith("not checked")]
+    assert f"{stems[1]}.weight" in left and " and 1 more" in left
+    assert main(["verify", str(broken), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {name.rpartition(".")[0] for name in found["left_out"]} == {stems[1], stems[4]}
+    assert main(["inspect", str(broken)]) == 1
+    assert capsys.readouterr().out.count("problem: ") == 3
+
+
+def test_one_thing_is_not_said_in_the_plural(tmp_path, capsys):
+    stem = "model.layers.0.mlp.down_proj"
+    tensors = modelopt_nvfp4(stem, 32, 64, scale2=0.5, scales=plain_scales(32, 4))[0]
+    tensors[f"{stem}.input_scale"] = torch.tensor(float("nan"))
+    folder = str(Files(tensors, modelopt_config("NVFP4")).write(tmp_path / "a"))
+    said = []
+    for command in ("inspect", "verify", "run"):
+        main([command, folder])
+        said.append(capsys.readouterr().out)
+    assert "modelopt, 1 file, " in said[0] and "1 quantized layer of" in said[0] and "0 plain tensors" in said[0]
+    assert "1 layer checked, 1 problem\n" in said[1] and "1 scale is NaN" in said[1] and "1 layer ran" in said[2]
+
+
+@pytest.mark.parametrize("program", ["quire.io", "quire.info"])
+def test_a_reader_that_ends_early_ends_the_program_quietly(program, source):
+    command = [sys.executable, "-m", program, *(["inspect", str(source)] if program == "quire.io" else [])]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running.stdout.close()
+    _, said = running.communicate()
+    assert said == b"" and running.returncode != 0
 
 
 def test_converting_there_and_back(source, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """A checkpoint that breaks a rule raises an error that names file, tensor, rule and remedy."""
 
+import itertools
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import quire
 from python.io import checkpoint_files
 from python.io.checkpoint_files import BF16, E4M3, Files, compressed_config, modelopt_config, modelopt_nvfp4
 from python.io.checkpoint_kinds import KINDS
@@ -360,11 +362,46 @@ def test_wrong_arguments_are_refused(tmp_path):
         io.write(tmp_path / "b", io.read(source), dialect="modelopt", max_shard_size="five")
     with pytest.raises(io.CheckpointError, match="there is no dialect 'x'"):
         io.write(tmp_path / "b", io.read(source), dialect="x")
+    with pytest.raises(io.CheckpointError, match="reads gguf and te and does not write.*did you mean 'modelopt'"):
+        io.write(tmp_path / "b", io.read(source), dialect="model-opt")
     with pytest.raises(TypeError, match="StoredWeight or a plain tensor"):
         io.write(tmp_path / "b", {"a": 3}, dialect=None)
     with pytest.raises(io.CheckpointError, match="no dialect says how"):
         io.write(tmp_path / "b", io.read(source), dialect=None)
     assert not (tmp_path / "b").exists()
+
+
+def test_plain_tensors_are_no_checkpoint_of_a_dialect(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    dense = io.read(Files({"a.weight": torch.randn(64, 64)}, {}).write(tmp_path / "a"))
+    writing = (
+        lambda dialect: io.save(model, tmp_path / "b", dialect=dialect),
+        lambda dialect: io.write(tmp_path / "b", dense, dialect=dialect),
+        lambda dialect: io.convert(tmp_path / "a", tmp_path / "b", to=dialect),
+    )
+    for write, dialect in itertools.product(writing, ("modelopt", "compressed-tensors", "quire")):
+        with pytest.raises(io.CheckpointError, match=f"{dialect} is a dialect of quantized layers.*quire.convert"):
+            write(dialect)
+        assert not (tmp_path / "b").exists()
+    assert io.write(tmp_path / "b", model.state_dict(), dialect=None).layers == 0
+    with pytest.raises(io.CheckpointError, match="quire reads te and does not write it"):
+        io.save(
+            quire.convert(model, "mxfp8", for_inference=True, tokens=None, min_features=1), tmp_path / "c", dialect="te"
+        )
+
+
+def test_a_recipe_that_a_save_changes_is_named_first_and_losses_alike_share_a_line(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(12)])
+    quire.convert(model, "nvfp4", for_inference=True, tokens=None, min_features=1)
+    report = io.save(model, tmp_path / "a", dialect="modelopt", exact=False)
+    first, second, *others = str(report).splitlines()
+    assert first.startswith("12 quantized layers, 36 tensors, ") and first.endswith(" files")
+    assert second.startswith(
+        "the recipe changes: inputs are not quantized, before as nvfp4 (w=nvfp4:nan -> modelopt W4A16"
+    )
+    assert len(report.losses) == 12 and len(others) == 1
+    assert others[0].startswith("0.weight ... 11.weight, 12 tensors: the global scale")
 
 
 @pytest.mark.cpu_only

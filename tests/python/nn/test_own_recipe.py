@@ -105,7 +105,7 @@ def test_a_linear_made_with_a_recipe_runs_under_it():
     layer, x = quire.Linear(256, 512, recipe=NVFP4), torch.randn(16, 256)
     with torch.no_grad():
         assert_of_codes(layer(x), layer, x, NVFP4)
-    assert "recipe=NVFP4BlockScaling" in repr(layer)
+    assert f"recipe=NVFP4BlockScaling('{NVFP4.linear_spec()}')" in repr(layer)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind not in ("MoE", "converted")])

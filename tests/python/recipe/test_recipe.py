@@ -336,6 +336,42 @@ def test_a_text_that_is_no_recipe_is_refused_in_words(text):
         recipes.as_recipe("test", text)
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("x=mxfp8,w=nvfp4", "got 'x=mxfp8,w=nvfp4'. dy, the gradient of y, is missing. With the format of x"),
+        ("x=mxfp8", "w and dy are missing: add w=SPEC"),
+        (f"{TEXT},dx=mxfp8", "fp8_grad="),
+        (f"{TEXT},y=mxfp8", "Leave out 'y'"),
+        (f"{TEXT},x=mxfp8", "Name each once"),
+    ],
+)
+def test_the_error_of_a_text_says_what_to_change_in_it(text, remedy):
+    with pytest.raises(ValueError, match="a recipe text has") as caught:
+        quire.autocast(recipe=text)
+    assert remedy in str(caught.value) and ("fp8_grad" in str(caught.value)) == ("dx" in text)
+
+
+@pytest.mark.parametrize(
+    "roles", [{"x": "mxfp8", "w": "nvfp4"}, {"x": "fp8_tensor", "w": "mxfp8"}, {"x": "none", "w": "nvfp4"}]
+)
+def test_the_spec_of_dy_that_an_error_names_makes_a_recipe(roles):
+    with pytest.raises(
+        TypeError, match=r"qfactory\('dy'\) must return a QuantSpec or its text, got None; dy is the"
+    ) as caught:
+        CustomRecipe(roles.get)
+    dy = str(caught.value).rpartition("dy=")[2]
+    assert CustomRecipe({**roles, "dy": dy}.get).specs.dy == dy
+
+
+def test_the_call_that_the_error_of_a_dict_names_makes_the_recipe():
+    roles = {"x": "mxfp8", "w": "mxfp4", "dy": "mxfp8:e5m2"}
+    with pytest.raises(TypeError, match="qfactory must be callable with a role") as caught:
+        CustomRecipe(roles)
+    call = str(caught.value).rpartition("of the dict: ")[2]
+    assert eval(call).linear_spec() == "x=mxfp8,w=mxfp4,dy=mxfp8:e5m2"
+
+
 def test_a_name_in_capitals_suggests_the_name():
     with pytest.raises(ValueError, match="autocast: there is no recipe 'MXFP8'.*did you mean 'mxfp8'"):
         quire.autocast(recipe="MXFP8")

@@ -6,6 +6,7 @@ from a table of layouts), and add its row below.
 
 from __future__ import annotations
 
+from quire.checks import near
 from quire.io.container import CheckpointError, Container
 from quire.io.dialect import Dialect
 from quire.io.dialects.autofp8 import AutoFp8
@@ -44,6 +45,11 @@ def dialect_named(name: str) -> Dialect:
     """The dialect of that name. Raises CheckpointError for an unknown name; the error lists all names."""
     found = next((one for one in DIALECTS if one.name == name), None)
     if found is None:
-        known = ", ".join(one.name for one in DIALECTS)
-        raise CheckpointError(f"there is no dialect {name!r}; the dialects are {known}", "choose one of these")
+        names = [one.name for one in DIALECTS]
+        known, only_read = ", ".join(names), " and ".join(one.name for one in DIALECTS if one.read_only)
+        raise CheckpointError(
+            f"there is no dialect {name!r}; the dialects are {known}, of which quire reads {only_read} and does not "
+            "write them",
+            f"choose one of these{near(name, names)}",
+        )
     return found

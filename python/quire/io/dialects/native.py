@@ -26,6 +26,7 @@ class Native:
 
     name = "quire"
     layouts: Sequence[Layout] = ()
+    read_only = False
 
     def detect(self, header: Header, configs: Configs) -> bool:
         said = configs.get("config.json", {}).get("quantization_config") or {}

@@ -1,0 +1,156 @@
+"""Statements of the pages about what happens, and figures that stand in two places."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import bars
+import quire
+from python.io.checkpoint_files import Files, modelopt_config, modelopt_nvfp4
+from quire import io
+
+DIARY = "docs/benchmarks-diary.md"
+
+
+def says(page, name: str, statement: str) -> bool:
+    return statement in " ".join(page(name).text.split())
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.inner = torch.nn.Embedding(512, 256), torch.nn.Linear(256, 256, bias=False)
+        self.head = torch.nn.Linear(256, 512, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_bytes_of_a_recommendation_are_those_of_layers_without_a_tied_embedding(page, monkeypatch):
+    assert says(
+        page, "docs/which-recipe.md", "An embedding that shares its weight with one of them keeps its values, which do"
+    )
+    monkeypatch.setattr(quire.conversion.timing, "SECONDS", 0.0)
+    model = Tied()
+    advice = quire.recommend(model, goal="memory")
+    sizes = {estimate.name: estimate.weight_bytes for estimate in advice.estimates}
+    numbers = 256 * 256 + 256 * 512
+    assert sizes["high precision"] == numbers * 4 and sizes["mxfp4"] == numbers // 2 + numbers // 32
+    quire.convert(model, "mxfp4", for_inference=True, tokens=None)
+    before, now = quire.conversion_report(model).nbytes
+    assert before == numbers * 4
+    assert 0 <= now - (sizes["mxfp4"] + 256 * 512 * 4) < 1000  # beside the codes: the embedding, and states of layers
+
+
+def test_the_megabytes_of_the_language_model_are_those_of_its_linear_layers(page):
+    """SmolLM2-135M: 30 blocks of width 576, 3 heads of keys and values of 64, 1536 between, 49152 tokens."""
+    blocks = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 576 * 1536)
+    head = 49152 * 576
+    bits = {
+        "float32": (32, 32),
+        "bfloat16": (16, 16),
+        "fp8_current": (8, 8),
+        "mxfp8": (8.25, 8.25),
+        "nvfp4": (4.5, 8.25),
+    }
+    told = {row[0].strip("`"): int(row[1]) for row in page("docs/language-model.md").rows("A language model")}
+    assert told == {name: round((blocks * one + head * other) / 8e6) for name, (one, other) in bits.items()}
+    assert f"{head * 2 / 1e6:.0f} MB more, in bfloat16" in page("docs/language-model.md").text
+
+
+def test_a_recipe_that_is_assigned_later_is_in_the_model_and_not_in_the_report(page):
+    assert says(
+        page, "docs/observing.md", "assign to a layer later is not in the report: `print(model)` shows the present"
+    )
+    model = quire.convert(torch.nn.Sequential(torch.nn.Linear(256, 256)), "mxfp8")
+    model[0].recipe = "x=mxfp8,w=nvfp4,dy=mxfp8"
+    assert "recipe=CustomRecipe('x=mxfp8,w=nvfp4,dy=mxfp8')" in str(model)
+    assert "nvfp4" not in str(quire.conversion_report(model))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_shape_of_a_weight_is_in_the_row_of_the_layer_sorted_by_the_time_with_what_it_calls(page):
+    text = page("docs/observing.md").text
+    assert 'it comes first only with `sort_by="cpu_time_total"`' in text
+    layer, x = quire.Linear(320, 192), torch.randn(32, 320)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as found:
+        with quire.autocast(recipe="mxfp8"):
+            layer(x).sum().backward()
+    rows = {row.key: row for row in found.key_averages(group_by_input_shape=True)}
+    assert [192, 320] in rows["quire::linear"].input_shapes and [192, 320] not in rows["quire::linear_fwd"].input_shapes
+    own, whole = rows["quire::linear"].self_cpu_time_total, rows["quire::linear"].cpu_time_total
+    assert own < whole and whole >= rows["quire::linear_fwd"].cpu_time_total
+
+
+def test_values_of_two_dialects_differ_by_a_few_ulps(page, tmp_path):
+    """Each decodes by at most three rounded operations, of which two differ, and a global scale that is a quotient: at
+    most 4 ulps apart."""
+    assert says(
+        page,
+        "docs/checkpoints.md",
+        "decoded values can differ by a few ulps of float32, also after an exact conversion",
+    )
+    one, worst = np.float32(1), 0
+    scales = [x for x in np.linspace(0.001, 0.002, 400, dtype=np.float32) if one / (one / x) == x][::10]
+    for number, scale in enumerate(scales):
+        tensors = modelopt_nvfp4("m.a", 32, 64, scale2=float(scale))[0] | {"m.a.input_scale": torch.tensor(0.5)}
+        source = Files(tensors, modelopt_config("NVFP4")).write(tmp_path / f"a{number}")
+        report = io.convert(source, tmp_path / f"b{number}", to="compressed-tensors")
+        for what in io.diff(source, tmp_path / f"b{number}").different.values():
+            worst = max(worst, int(re.search(r"at most (\d+) ulp", what)[1]))
+        assert report.losses == ()
+    assert 1 < worst <= 4
+
+
+# ---------------------------------------------------------------- figures in two places
+
+
+def ranges(text: str) -> list[tuple[float, float]]:
+    return [(float(low), float(high or low)) for low, high in re.findall(r"(\d+\.\d+)(?: to (\d+\.\d+))? times", text)]
+
+
+def covered(text: str, figures: list[float]) -> bool:
+    """Whether the ranges of the text have every figure, rounded to a tenth, and none begins or ends elsewhere."""
+    lows, highs = zip(*ranges(text), strict=True)
+    return (round(min(lows), 1), round(max(highs), 1)) == (round(min(figures) + 1e-9, 1), round(max(figures) + 1e-9, 1))
+
+
+def test_what_the_table_says_of_many_tokens_is_what_the_bars_show(page):
+    """The table stands in README.md or on the page that explains it."""
+    lines = [line for name in ("README.md", "docs/which-recipe.md") for line in page(name).text.splitlines()]
+    cells = [line.strip("| ").split("|") for line in lines if line.startswith("| serve many tokens")][0]
+    text = page(DIARY).text
+    shown = {heading: bars.figures(heading, text) for heading in bars.CPUS}
+    of_8_bits = [shown[f"Figures on Zen {n}"][name][-1] for n in (4, 5) for name in list(bars.RECIPES)[:2]]
+    of_nvfp4 = [shown[f"Figures on Zen {n}"]["NVFP4BlockScaling"][-1] for n in (4, 5)]
+    nvfp4, eight = cells[2].split(";")
+    assert covered(eight, of_8_bits) and covered(nvfp4, of_nvfp4)
+    amx = text.split("### Figures with AMX\n", 1)[1]
+    other = amx.split("*Another machine*", 1)[1]
+    figures = [row[-1] for part in (amx, other) for name, row in _table(part).items() if name in bars.RECIPES]
+    assert covered(cells[3], [*figures, 1.20, 1.14, 1.19])  # "A second run gave"
+    assert "A second run gave 1.66, 1.26, 1.20\n(FP8), 1.56, 1.07, 1.14 (MXFP8) and 1.73, 1.28, 1.19" in other
+
+
+def test_the_page_that_explains_amx_says_the_figures_of_the_diary(page):
+    (said,) = re.findall(r"^\* \*\*AMX\.\*\*(.*?)^(?:\*|\n)", page("docs/which-recipe.md").text, re.S | re.M)
+    amx = page(DIARY).text.split("### Figures with AMX\n", 1)[1].split("\n### ", 1)[0]
+    assert covered(said.split("on one machine", 1)[0], [0.85, 0.77, 0.82, 0.82, 0.88, 0.80, 0.79])
+    assert "FP8 1429 (0.88),\nMXFP8 and NVFP4 1290 (0.80 and 0.79)" in amx
+    training = _table(amx, "| M, training |")
+    many = [row[3] for row in training.values()] + [1.00, 0.83, 0.81, 0.83]
+    assert "2048 tokens was 1.00 (FP8), 0.83 (128-blocks), 0.81 (MXFP8) and 0.83\n(NVFP4)" in amx
+    few = [row[1] for row in training.values()] + [0.48, 0.51, 0.71]
+    tail = re.sub(r"\s+", " ", said.rpartition("Training")[2]).replace(",", "").split("and with 16 tokens")
+    assert covered(tail[0], many) and covered(tail[1], few)
+
+
+def _table(text: str, head: str = "| M, inference, prepacked |") -> dict[str, list[float]]:
+    rows = text.split(head, 1)[1].split("\n\n", 1)[0].splitlines()
+    cells = [re.split(r"\s*\|\s*", line.strip("| ")) for line in rows]
+    return {
+        name.strip("`"): [float(cell.strip("*")) for cell in row]
+        for name, *row in cells
+        if "Scaling`" in name and "target" not in name
+    }
