@@ -84,7 +84,8 @@ def _of_caller() -> _Active:
 
 def active_recipe() -> Recipe | None:
     """The recipe of the innermost autocast of this thread; None if there is none or it is disabled. In an autograd
-    thread, the recipe of the thread that called backward."""
+    thread, the recipe of the thread that called backward.
+    """
     found = _active()[1]
     return None if found is None else found.in_force()
 
@@ -112,13 +113,6 @@ class autocast:
     their own recipe (recipe=, quire.convert). Of nested contexts the innermost one decides. autocast is a context
     manager and a decorator.
 
-    enabled: False makes layers compute in high precision, also inside an enabled autocast.
-    recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default(). A
-        recipe whose fields can be set (quire.te.common.recipe) is read whenever the context is entered.
-    calibrating: with enabled=False and a delayed recipe, layers compute in high precision and collect the amaxes of x
-        and w.
-    amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
-
     With a delayed recipe, entering the outermost autocast with grad enabled ends the previous step: layers get new
     scales (numerics.md 1.7). With gradient accumulation, enter one autocast around all microbatches of an optimizer
     step. Inside a compiled function the update is a part of the graph, and the states of all layers of the process are
@@ -135,7 +129,23 @@ class autocast:
     forward pass raises torch.utils.checkpoint.CheckpointError. (On a device it cannot recompute a function that is
     compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
 
-    Raises TypeError if an argument has a wrong type.
+    Args:
+        enabled: False makes layers compute in high precision, also inside an enabled autocast.
+        calibrating: with enabled=False and a delayed recipe, layers compute in high precision and collect the amaxes of
+            x and w.
+        recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default().
+            A recipe whose fields can be set (quire.te.common.recipe) is read whenever the context is entered.
+        amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
+        **unknown: other keywords raise TypeError.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+
+    Example:
+        >>> layer = quire.Linear(64, 96)
+        >>> with quire.autocast(recipe="nvfp4"):
+        ...     y = layer(torch.randn(32, 64))
+        >>> y.sum().backward()
     """
 
     def __init__(

@@ -16,10 +16,12 @@ from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 def cast(x: torch.Tensor, format: str) -> torch.Tensor:
     """The code of each element of x, without a scale: uint8 of x's shape, one code in each byte (numerics.md 1.1, 1.2).
 
-    x: float32, float16 or bfloat16, of any shape.
-    format: the element format: "e4m3", "e5m2", "e2m1", "e3m2" or "e2m3".
+    Args:
+        x: float32, float16 or bfloat16, of any shape.
+        format: the element format: "e4m3", "e5m2", "e2m1", "e3m2" or "e2m3".
 
-    Raises RuntimeError for another dtype or format.
+    Raises:
+        RuntimeError: for another dtype or format.
     """
     return torch.ops.quire.debug_cast(x, format)
 
@@ -28,10 +30,12 @@ def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
     """The Hadamard transform of groups of 16 tokens: x [M, K] -> bfloat16 [K, 16 * ceil(M / 16)], transposed
     (numerics.md 0.10, 5.3).
 
-    x: float32, float16 or bfloat16 [*, K]; M is the number of rows. Missing rows of the last group count as 0.
-    signs: the random signs of the recipes; False: the plain Hadamard matrix.
+    Args:
+        x: float32, float16 or bfloat16 [*, K]; M is the number of rows. Missing rows of the last group count as 0.
+        signs: the random signs of the recipes; False: the plain Hadamard matrix.
 
-    Raises RuntimeError for another dtype.
+    Raises:
+        RuntimeError: for another dtype.
     """
     return torch.ops.quire.debug_rht(x, signs)
 
@@ -39,8 +43,14 @@ def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
 def swizzle(scale: torch.Tensor) -> torch.Tensor:
     """Scales in the layout of tiles of 128 x 4 that block-scaled tensor cores read (numerics.md 4.5).
 
-    scale: uint8 [outer, blocks]. Returns uint8 [outer rounded up to 128, blocks rounded up to 4], padded with 0. Raises
-    RuntimeError for another dtype or number of dimensions.
+    Args:
+        scale: uint8 [outer, blocks].
+
+    Returns:
+        Uint8 [outer rounded up to 128, blocks rounded up to 4], padded with 0.
+
+    Raises:
+        RuntimeError: for another dtype or number of dimensions.
     """
     return torch.ops.quire.debug_swizzle(scale)
 
@@ -48,7 +58,13 @@ def swizzle(scale: torch.Tensor) -> torch.Tensor:
 def unswizzle(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """The inverse of swizzle(): the uint8 matrix [rows, cols] that was its argument.
 
-    Raises RuntimeError if swizzled does not have the dtype and the number of elements that swizzle() returns.
+    Args:
+        swizzled: the result of `swizzle`.
+        rows: the number of rows of the argument of `swizzle`.
+        cols: the number of its columns.
+
+    Raises:
+        RuntimeError: if swizzled does not have the dtype and the number of elements that swizzle() returns.
     """
     return torch.ops.quire.debug_unswizzle(swizzled, rows, cols)
 
@@ -56,10 +72,18 @@ def unswizzle(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
 def philox(seed: int, offset: int, blocks: torch.Tensor) -> torch.Tensor:
     """The random words of stochastic rounding: four 32-bit words for each block of 16 elements (numerics.md 0.11).
 
-    seed, offset: 64-bit integers, signed or unsigned.
-    blocks: int64 [n], the numbers of the blocks. Returns int64 [n, 4].
+    Args:
+        seed: a 64-bit integer, signed or unsigned.
+        offset: a 64-bit integer, signed or unsigned.
+        blocks: int64 [n], the numbers of the blocks.
 
-    Raises TypeError or ValueError for a seed or offset that is not such an integer, RuntimeError for other blocks.
+    Returns:
+        Int64 [n, 4].
+
+    Raises:
+        TypeError: for a seed or offset that is not such an integer.
+        ValueError: for a seed or offset that is not such an integer.
+        RuntimeError: for other blocks.
     """
     return torch.ops.quire.debug_philox(blocks, signed64(seed, "seed"), signed64(offset, "offset"))
 
@@ -76,15 +100,19 @@ def delayed_update(
     """The state of delayed scaling after one step: the new (history, scale). The arguments do not change (numerics.md
     1.6).
 
-    history: float32 [L, n], the amaxes of L steps. scale: float32 [n].
-    amax: float32 [n], the amaxes of the present step, perhaps reduced over ranks. They are used instead of row 0 of
-        history, and become the last row of the result.
-    algorithm: "max" or "most_recent".
-    maximum: the largest value of the element format: 448 for E4M3, 57344 for E5M2.
-    margin: the scale leaves a factor of 2^margin to the largest value, -255 to 255.
+    Args:
+        history: float32 [L, n], the amaxes of L steps.
+        scale: float32 [n].
+        amax: float32 [n], the amaxes of the present step, perhaps reduced over ranks. They are used instead of row 0 of
+            history, and become the last row of the result.
+        algorithm: "max" or "most_recent".
+        maximum: the largest value of the element format: 448 for E4M3, 57344 for E5M2.
+        margin: the scale leaves a factor of 2^margin to the largest value, -255 to 255.
 
-    Raises RuntimeError for shapes that do not agree or an unknown algorithm, ValueError for a maximum that is not
-    positive and finite or a margin out of range, TypeError if one of the two is not a number.
+    Raises:
+        RuntimeError: for shapes that do not agree or an unknown algorithm.
+        ValueError: for a maximum that is not positive and finite or a margin out of range.
+        TypeError: if one of the two is not a number.
     """
     check_type("delayed_update", int, margin=margin)
     check_type("delayed_update", float, maximum=maximum)
@@ -100,9 +128,10 @@ def delayed_update(
 class Operand:
     """An operand of a matmul, as operands() records it.
 
-    role: "x", "w" or "dy".
-    tensor: a QuantizedTensor [M, K] with the codes, scales and amaxes. K is the last dimension, and M the product of
-        the others.
+    Attributes:
+        role: "x", "w" or "dy".
+        tensor: a QuantizedTensor [M, K] with the codes, scales and amaxes. K is the last dimension, and M the product
+            of the others.
     """
 
     role: str
@@ -119,8 +148,10 @@ def operands() -> Iterator[list[Operand]]:
     and read by a matmul, in order. Each group of a GroupedLinear is one operand, except on devices whose kernels take
     all groups at once.
 
-    It covers all threads of the process, eager and compiled code, forward and backward. Raises RuntimeError within
-    another operands().
+    It covers all threads of the process, eager and compiled code, forward and backward.
+
+    Raises:
+        RuntimeError: within another operands().
     """
     records: list[Operand] = []
     with _alone(_recording, "operands is already recording", torch.ops.quire.debug_record):
@@ -170,11 +201,16 @@ _PRODUCTS = {
 class Counts:
     """Counts of the values that were quantized for one operand of matmuls.
 
-    role: "x", "w" or "dy"; "" if no matmul of a Linear has read the codes.
-    spec: the text of the spec. direction: "rowwise" or "columnwise".
-    product: the matmul that reads the codes: "fprop", "dgrad", "wgrad", or "" if the role is "".
-    tensors: the number of quantized tensors. elements: the number of their elements.
-    saturated, underflowed, nonfinite: the numbers of such values, as docs/observing.md defines them.
+    Attributes:
+        role: "x", "w" or "dy"; "" if no matmul of a Linear has read the codes.
+        spec: the text of the spec.
+        direction: "rowwise" or "columnwise". product: the matmul that reads the codes: "fprop", "dgrad", "wgrad", or ""
+            if the role is "".
+        tensors: the number of quantized tensors.
+        elements: the number of their elements.
+        saturated: the numbers of such values, as docs/observing.md defines them.
+        underflowed: the numbers of such values, as docs/observing.md defines them.
+        nonfinite: the numbers of such values, as docs/observing.md defines them.
     """
 
     role: str
@@ -193,7 +229,8 @@ class Counts:
 
 class Statistics(list[Counts]):
     """A list of Counts: one for each combination of role, spec and direction. str() gives a table, in which the counts
-    are shares of the elements."""
+    are shares of the elements.
+    """
 
     def __str__(self) -> str:
         head = ("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
@@ -214,7 +251,10 @@ def statistics() -> Iterator[Statistics]:
     context.
 
     It covers all threads of the process, eager and compiled code, forward and backward. Within the context quantization
-    is many times slower. Raises RuntimeError within another statistics().
+    is many times slower.
+
+    Raises:
+        RuntimeError: within another statistics().
     """
     rows = Statistics()
     with _alone(_counting, "statistics is already counting", torch.ops.quire.debug_count):

@@ -264,29 +264,34 @@ def _shapes(args: tuple) -> list[str]:
 def explain(function: Callable, *args: object, verbose: bool | None = None, **kwargs: object) -> Explanation:
     """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
-    function: a module, also one that torch.compile wraps, or any function of tensors, such as quire.quantize. A layer
-        without a recipe of its own runs under the active recipe, so call explain within quire.autocast. A compiled
-        module runs in eager mode; a note says if its compiled results can differ (docs/inference.md).
-    args, kwargs: its arguments. Floating-point tensors among them are treated as tensors that need gradients.
-        Parameters need gradients according to their requires_grad.
-
-    verbose: what the report has. True: every step with its operands, and for each kernel why it ran or not. False:
-        layers with the same steps are joined, and each step has one line. None: True if only one layer computes, as
-        when function is a layer. It is not passed on; call a function that has an argument of this name by a lambda.
-
     The backward pass does not run within torch.no_grad, and not for results without gradients: results of a model that
     was converted for inference, and of runners (quire.runners).
-
-    Returns an Explanation. str() gives the report. `products` are the matmuls, `quantizations` the quantizations, and
-    `steps` everything, in the order of execution. Each is a Step with the attributes operation, name, problem, operands
-    and kernels; `kernel` is the name of the kernel that ran.
 
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
     torch's random state. No gradient is accumulated. Python attributes that the function sets keep their new values,
     and hooks run. Other threads can compute at the same time, but not with the same module.
 
-    Raises TypeError if function cannot be called. Raises RuntimeError for a function that calls a model that
-    fully_shard shards: pass the model itself. Errors of the function reach the caller.
+    Args:
+        function: a module, also one that torch.compile wraps, or any function of tensors, such as quire.quantize. A
+            layer without a recipe of its own runs under the active recipe, so call explain within quire.autocast. A
+            compiled module runs in eager mode; a note says if its compiled results can differ (docs/inference.md).
+        *args: its arguments. Floating-point tensors among them are treated as tensors that need gradients. Parameters
+            need gradients according to their requires_grad.
+        verbose: what the report has. True: every step with its operands, and for each kernel why it ran or not. False:
+            layers with the same steps are joined, and each step has one line. None: True if only one layer computes, as
+            when function is a layer. It is not passed on; call a function that has an argument of this name by a
+            lambda.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        An Explanation. str() gives the report. `products` are the matmuls, `quantizations` the quantizations, and
+            `steps` everything, in the order of execution. Each is a Step with the attributes operation, name, problem,
+            operands and kernels; `kernel` is the name of the kernel that ran.
+
+    Raises:
+        TypeError: if function cannot be called.
+        RuntimeError: for a function that calls a model that fully_shard shards: pass the model itself. Errors of the
+            function reach the caller.
     """
     check_type("explain", Callable, function=function)
     notes = (_FUSED,) if _keeps_float32(function, (args, kwargs)) else ()

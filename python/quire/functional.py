@@ -257,21 +257,35 @@ def quantize(
 ) -> QuantizedTensor | QuantizedActivation:
     """Codes, scales and amaxes of x under `spec` (numerics.md 1-5).
 
-    x: float32, float16 or bfloat16, any sizes and strides. Without dimensions it has the buffers of a tensor [1].
-    rowwise, columnwise: the direction of blocks, along K or along M; both directions are computed in one pass.
-    seed, offset: 64-bit numbers, signed or unsigned, of the random stream (numerics.md 0.11); both directions use it. A
-        spec with stochastic rounding needs a seed.
-    scale: float32 [1]. Without the option `given`: multiplies x before the cast, instead of a scale from x's own amax;
-        fp8_tensor only (numerics.md 1.5). With the option `given`, which needs it: the static scale, stored unchanged.
-        It is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global` (numerics.md 2.5,
-        5.9).
-    amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor of
-        which x is a part, or those of earlier tensors (numerics.md 5.9). One of the two can be None and is then
-        measured.
+    Args:
+        x: float32, float16 or bfloat16, any sizes and strides. Without dimensions it has the buffers of a tensor [1].
+        spec: a QuantSpec or its text.
+        rowwise: whether to compute codes with blocks along K. Both directions are computed in one pass.
+        columnwise: whether to compute codes with blocks along M.
+        seed: a 64-bit number, signed or unsigned, of the random stream (numerics.md 0.11), which both directions use. A
+            spec with stochastic rounding needs a seed.
+        offset: the place in the random stream, as seed.
+        scale: float32 [1]. Without the option `given`: multiplies x before the cast, instead of a scale from x's own
+            amax; fp8_tensor only (numerics.md 1.5). With the option `given`, which needs it: the static scale, stored
+            unchanged. It is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global`
+            (numerics.md 2.5, 5.9).
+        amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor
+            of which x is a part, or those of earlier tensors (numerics.md 5.9). One of the two can be None and is then
+            measured.
 
-    Returns a QuantizedTensor. If x requires a gradient and grad mode is on, returns a QuantizedActivation; in backward
-    the gradient passes through unchanged, as for the identity. Raises ValueError for a wrong spec, or a missing or
-    out-of-range seed; RuntimeError for a wrong x or scale; TypeError if one of them is not a tensor.
+    Returns:
+        A QuantizedTensor. If x requires a gradient and grad mode is on, returns a QuantizedActivation; in backward the
+            gradient passes through unchanged, as for the identity.
+
+    Raises:
+        ValueError: for a wrong spec, or a missing or out-of-range seed.
+        RuntimeError: for a wrong x or scale.
+        TypeError: if one of them is not a tensor.
+
+    Example:
+        >>> q = quire.quantize(torch.randn(32, 64), "mxfp8")
+        >>> q.rowwise_data.dtype, q.rowwise_scale.shape
+        (torch.uint8, torch.Size([32, 2]))
     """
     check_type("quantize", torch.Tensor, x=x)
     check_type_or_none("quantize", torch.Tensor, scale=scale)
@@ -300,9 +314,17 @@ def amax(
     not requested.
 
     quantize(x, spec, amax=amax(x, spec)) gives the same bytes as quantize(x, spec). Between the two calls, amaxes can
-    be reduced over ranks that hold parts of one tensor. If each part is quantized with the largest amax, its bytes
-    are the same as in the whole tensor. Raises RuntimeError for specs whose scales depend only on blocks (mxfp8, mxfp4,
-    fp8_block).
+    be reduced over ranks that hold parts of one tensor. If each part is quantized with the largest amax, its bytes are
+    the same as in the whole tensor.
+
+    Args:
+        x: float32, float16 or bfloat16, of any shape.
+        spec: a QuantSpec or its text, with a scale or an amax above the level of blocks.
+        rowwise: whether to compute the rowwise amax.
+        columnwise: whether to compute the columnwise amax.
+
+    Raises:
+        RuntimeError: for specs whose scales depend only on blocks (mxfp8, mxfp4, fp8_block).
     """
     check_type("amax", torch.Tensor, x=x)
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
@@ -311,7 +333,18 @@ def amax(
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """q.dequantize(dtype). Raises TypeError for a plain tensor."""
+    """q.dequantize(dtype).
+
+    Args:
+        q: a QuantizedTensor.
+        dtype: float32, float16 or bfloat16. None: the dtype of q.
+
+    Returns:
+        The decoded values, a plain tensor.
+
+    Raises:
+        TypeError: for a plain tensor.
+    """
     if not isinstance(q, QuantizedTensor | QuantizedActivation):
         raise TypeError(
             f"dequantize: expected what quire.quantize returns, got {describe(q)}; a plain tensor has no codes"
@@ -326,9 +359,13 @@ def fingerprint(x: torch.Tensor) -> torch.Tensor:
 
 def synchronize(device: torch.device | str | None = None) -> None:
     """Waits for a device, and raises the error in the values of a tensor that a kernel of quire has found there, if any
-    (docs/troubleshooting.md). device: None: the current accelerator. On a CPU there is nothing to wait for.
+    (docs/troubleshooting.md).
 
-    Raises RuntimeError for that error, and for a device on which quire cannot compute.
+    Args:
+        device: None: the current accelerator. On a CPU there is nothing to wait for.
+
+    Raises:
+        RuntimeError: for that error, and for a device on which quire cannot compute.
     """
     device = torch.accelerator.current_accelerator() if device is None else torch.device(device)
     if device is None:
@@ -346,11 +383,17 @@ def _of(operator: Any, runner: object) -> Any:
 def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
     """y [*, out_features] of x [*, K], both bfloat16, computed by a registered runner. For inference: no gradient.
 
-    runner: the result of quire.runners.register, its number, or the name under which it was registered. Use names in
-        exported programs.
-
     The operator is one opaque node in a graph. Tracing reads only shapes, so the runner must exist only when the
-    operator runs. Raises RuntimeError if there is no such runner then, or if it has another kind, device or size.
+    operator runs.
+
+    Args:
+        x: bfloat16 [*, K].
+        runner: the result of quire.runners.register, its number, or the name under which it was registered. Use names
+            in exported programs.
+        out_features: the number of features of y, which is that of the runner.
+
+    Raises:
+        RuntimeError: if there is no such runner then, or if it has another kind, device or size.
     """
     return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features)
 
@@ -363,7 +406,15 @@ def nvfp4_moe(
     hidden_size: int,
 ) -> torch.Tensor:
     """y [T, hidden_size] of hidden_states [T, H], both bfloat16. The experts topk_ids int32 [T, k] compute it, and
-    topk_weights float32 [T, k] weight their results. An id of -1 means no expert. Otherwise as nvfp4_linear()."""
+    topk_weights float32 [T, k] weight their results. An id of -1 means no expert. Otherwise as nvfp4_linear().
+
+    Args:
+        hidden_states: bfloat16 [T, H].
+        topk_weights: float32 [T, k], which weight the results of the experts.
+        topk_ids: int32 [T, k], the experts of each token. -1 is no expert.
+        runner: as for `nvfp4_linear`.
+        hidden_size: the number of features of y.
+    """
     operator = _of(torch.ops.quire.nvfp4_moe, runner)
     return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
 
@@ -379,9 +430,14 @@ def nvfp4_moe_routed(
 ) -> torch.Tensor:
     """nvfp4_moe() with experts and weights that quire.moe.route returns for router_logits [T, E] (moe-reference.md 1).
 
-    routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
-    lists the options.
-    router_logits: float32, float16 or bfloat16. expert_bias [E]: added to the scores that select the experts.
+    Args:
+        hidden_states: bfloat16 [T, H].
+        router_logits: float32, float16 or bfloat16.
+        routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
+            lists the options.
+        runner: as for `nvfp4_linear`.
+        hidden_size: the number of features of y.
+        expert_bias: [E]. Added to the scores that select the experts.
     """
     operator = _of(torch.ops.quire.nvfp4_moe_routed, runner)
     return operator(hidden_states, router_logits, expert_bias, routing, named(runner), hidden_size)

@@ -37,15 +37,17 @@ _ABSENT = torch.empty(0, dtype=torch.float32, device=HOST)
 class LinearRunner:
     """y = x w^T + bias with a weight that is quantized once: the bits of the operator quire.linear under x=X,w=W.
 
-    weight: [N, K] in float32, float16 or bfloat16, or a QuantizedTensor with rowwise codes. bias: [N] or None.
-    x: the spec of activations. Under "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a token's
-        result does not depend on the others. (With AMX the order of its sums changes at 32 tokens: numerics.md 7.4.)
-        With "none" x is not quantized, and PyTorch multiplies it with the decoded weight.
-    w: the spec of the weight; None: "nvfp4", or the spec of the QuantizedTensor, from which w must not differ.
-    input_scale: a static scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
-        larger values saturate, and tokens do not depend on each other. The spec x need not have the option `given`.
-
     register() copies the values. It raises TypeError, ValueError or RuntimeError for arguments that do not fit.
+
+    Args:
+        weight: [N, K] in float32, float16 or bfloat16, or a QuantizedTensor with rowwise codes.
+        bias: [N] or None.
+        input_scale: a static scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
+            larger values saturate, and tokens do not depend on each other. The spec x need not have the option `given`.
+        x: the spec of activations. Under "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a
+            token's result does not depend on the others. (With AMX the order of its sums changes at 32 tokens:
+            numerics.md 7.4.) With "none" x is not quantized, and PyTorch multiplies it with the decoded weight.
+        w: the spec of the weight; None: "nvfp4", or the spec of the QuantizedTensor, from which w must not differ.
     """
 
     weight: torch.Tensor
@@ -64,15 +66,26 @@ class LinearRunner:
 class MoERunner:
     """A mixture of E experts, each of which computes w2 activation(w13 x), with weights that are quantized once.
 
-    w13, w2: [E, 2 I, H] and [E, H, I], as for LinearRunner, each in one tensor or in a sequence with one for each
-        expert. w13 has the rows of the gate, then those of the up projection; without a gate it is [E, I, H].
-    w13_bias, w2_bias: [E, 2 I] or [E, I], and [E, H]; None: no bias.
-    x, w: as for LinearRunner, for both matmuls. The tokens of each expert are quantized separately.
-    activation: text such as "swiglu" or "clamped_swiglu:limit=7:alpha=1.702:glu_linear_offset=1" (numerics.md 11.3).
-    weight_on_input: a token's routing probability multiplies its input instead of the expert's result.
-    w13_input_scale, w2_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E].
-    shared_w13, shared_w2: [2 Is, H] and [H, Is], with biases and scales of their own: an expert for all tokens, without
-        routing probabilities. Its result is added (quire.MoE: shared_ffn_hidden_size=Is).
+    Args:
+        w13: [E, 2 I, H], as for LinearRunner, in one tensor or in a sequence with one for each expert. It has the rows
+            of the gate, then those of the up projection; without a gate it is [E, I, H].
+        w2: [E, H, I], as w13.
+        w13_bias: [E, 2 I] or [E, I]. None: no bias.
+        w2_bias: [E, H]. None: no bias.
+        w13_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E].
+        w2_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E].
+        shared_w13: [2 Is, H], the first weight of an expert for all tokens, without routing probabilities. Its result
+            is added (quire.MoE: shared_ffn_hidden_size=Is).
+        shared_w2: [H, Is], the second one.
+        shared_w13_bias: the bias of shared_w13, or None.
+        shared_w2_bias: the bias of shared_w2, or None.
+        shared_w13_input_scale: a static scale of the input of shared_w13, as for LinearRunner.
+        shared_w2_input_scale: the same for shared_w2.
+        x: as for LinearRunner, for both matmuls. The tokens of each expert are quantized separately.
+        w: as for LinearRunner, for both matmuls.
+        activation: text such as "swiglu" or "clamped_swiglu:limit=7:alpha=1.702:glu_linear_offset=1" (numerics.md
+            11.3).
+        weight_on_input: a token's routing probability multiplies its input instead of the expert's result.
     """
 
     w13: Weights
@@ -118,11 +131,15 @@ class PythonRunner:
     """A Python function as a runner, for experiments: each call acquires the GIL, costs some microseconds, and copies
     the result.
 
-    function: function(x) -> y for bfloat16 x [*, in_features] and y [*, out_features]. With experts > 0
-        function(hidden_states, topk_weights, topk_ids) -> y, as for nvfp4_moe(). It must not write to its arguments,
-        and has no gradients. Its exceptions reach the caller.
-    device: the device of the tensors; None: torch's default device. register() raises TypeError for arguments of a
-        wrong type.
+    Args:
+        function: function(x) -> y for bfloat16 x [*, in_features] and y [*, out_features]. With experts > 0
+            function(hidden_states, topk_weights, topk_ids) -> y, as for nvfp4_moe(). It must not write to its
+            arguments, and has no gradients. Its exceptions reach the caller.
+        in_features: the number of features of x.
+        out_features: the number of features of y.
+        experts: 0: the runner is a linear layer. Otherwise it is a mixture of that many experts.
+        device: the device of the tensors; None: torch's default device. register() raises TypeError for arguments of a
+            wrong type.
     """
 
     function: Callable[..., torch.Tensor]
@@ -150,11 +167,15 @@ class PythonRunner:
 
 
 class RunnerHandle:
-    """A registered runner. handle: its number, which this process never uses again. name: "" if it has none.
+    """A registered runner.
 
     close(), the end of a `with` block, or the deletion of the last reference to the handle unregisters the runner.
     Calls that are running complete normally. A copy of a handle is the same object. It is valid in its own process and
     in forks of it, and cannot be pickled (TypeError): a spawned process registers its own runner.
+
+    Args:
+        handle: its number, which this process never uses again.
+        name: "" if it has none.
     """
 
     def __init__(self, handle: int, name: str) -> None:
@@ -201,8 +222,16 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
     """Quantizes and copies the runner's weights. From then on operators find the runner by the returned handle and by
     its name.
 
-    C++ libraries register their own runners in C++ (docs/runners.md). Raises TypeError for an object that is not a
-    runner, ValueError or RuntimeError for weights that do not fit, or for a name that is in use.
+    C++ libraries register their own runners in C++ (docs/runners.md).
+
+    Args:
+        runner: what it computes.
+        name: the name by which operators can find it. "": it has none.
+
+    Raises:
+        TypeError: for an object that is not a runner.
+        ValueError: for weights that do not fit, or for a name that is in use.
+        RuntimeError: for weights that do not fit, or for a name that is in use.
     """
     if not isinstance(runner, LinearRunner | MoERunner | PythonRunner):
         raise TypeError(
@@ -240,7 +269,18 @@ def refit(runner: RunnerHandle | int | str, weights: LinearRunner | MoERunner) -
 
 @dataclass(frozen=True)
 class RegisteredRunner:
-    """One entry of registered(). kind: "linear" or "moe". experts: their number, 0 for "linear"."""
+    """One entry of registered().
+
+    Attributes:
+        handle: its number.
+        name: "" if it has none.
+        kind: "linear" or "moe".
+        device: the device on which it computes.
+        in_features: the number of features of x.
+        out_features: the number of features of y.
+        experts: their number, 0 for "linear".
+        description: what it computes, in words.
+    """
 
     handle: int
     name: str
@@ -262,7 +302,14 @@ def registered() -> list[RegisteredRunner]:
 
 
 def find(name: str) -> RegisteredRunner:
-    """The runner of that name. Raises LookupError if there is none."""
+    """The runner of that name.
+
+    Args:
+        name: the name under which it was registered.
+
+    Raises:
+        LookupError: if there is none.
+    """
     for runner in registered():
         if name and runner.name == name:
             return runner
@@ -271,7 +318,11 @@ def find(name: str) -> RegisteredRunner:
 
 
 def named(runner: RunnerHandle | int | str) -> int | str:
-    """What operators take: the number of a handle, or a number or name unchanged. TypeError for another object."""
+    """What operators take: the number of a handle, or a number or name unchanged. TypeError for another object.
+
+    Args:
+        runner: a handle, a number or a name.
+    """
     if isinstance(runner, RunnerHandle):
         return runner.handle
     if isinstance(runner, int | str | torch.SymInt):

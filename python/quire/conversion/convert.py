@@ -99,31 +99,6 @@ def convert(
     mixtures of Hugging Face transformers become layers of quire too. The model's layers of quire (Linear,
     LayerNormLinear, LayerNormMLP, GroupedLinear, and those within MoE) get the recipe.
 
-    recipe: a recipe, its name or its text. Outside of every quire.autocast the layers use this recipe. Within a
-        quire.autocast, also a disabled one, the autocast decides. None: the layers have no recipe of their own. Delayed
-        scaling raises an error here, because only quire.autocast can select it.
-    filter: a function (module, its name in the model) -> whether to convert it. It is called for every torch.nn.Linear,
-        for the experts of every mixture, and for every layer of quire. If a module has several names, the function is
-        called for each name, and must return true for all of them. None converts all layers. A filter can only leave
-        out layers: min_features holds besides it.
-    min_features: layers of PyTorch and transformers with fewer inputs or outputs are not converted, because no recipe
-        makes such small layers faster. Layers of quire are converted whatever their size. No size is padded.
-    for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
-        the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
-        freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a
-        gradient. You then need no quire.autocast to run, save or export the model. A weight that is tied to an
-        embedding is untied, with a warning: the embedding keeps its values, and the layer gets codes. A weight that
-        PyTorch computes in every call (torch.nn.utils.prune, weight_norm, spectral_norm, parametrize) is replaced by
-        its value in evaluation mode, and what computes it is removed.
-    tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
-        shape with that many rows, about two seconds in all, and does not convert layers that would become more than
-        5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect on
-        the times. None: all layers are converted without timing, which needs the least memory.
-    gradients: what a backward pass computes; used only with for_inference. None: nothing, a backward pass raises an
-        error under most recipes. "input": the gradient of each layer's input, in high precision, from the decoded
-        weight. Low-rank adapters (LoRA) and other trained parts of the model need it. The bits of the forward pass and
-        the state dict do not change. The recipe of the layers then ends with `backward=dequantized`.
-
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
     model itself can be the layer. A layer on the meta device gets its random state when it is moved to another device
@@ -134,8 +109,46 @@ def convert(
     parameter (a buffer, a sparse tensor, of another library's class, not initialised yet); and for training
     parametrized layers. quire.conversion_report(model) states the reason for each layer.
 
-    Raises ValueError if there is nothing to convert, also if all layers would become slower: the error lists what
-    was examined. Raises TypeError for arguments of a wrong type. The model is then unchanged.
+    Args:
+        model: a model of any layers, or a layer. It changes in place.
+        recipe: a recipe, its name or its text. Outside of every quire.autocast the layers use this recipe. Within a
+            quire.autocast, also a disabled one, the autocast decides. None: the layers have no recipe of their own.
+            Delayed scaling raises an error here, because only quire.autocast can select it.
+        filter: a function (module, its name in the model) -> whether to convert it. It is called for every
+            torch.nn.Linear, for the experts of every mixture, and for every layer of quire. If a module has several
+            names, the function is called for each name, and must return true for all of them. None converts all layers.
+            A filter can only leave out layers: min_features holds besides it.
+        min_features: layers of PyTorch and transformers with fewer inputs or outputs are not converted, because no
+            recipe makes such small layers faster. Layers of quire are converted whatever their size. No size is padded.
+        for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only,
+            in the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high
+            precision are freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted
+            layer requires a gradient. You then need no quire.autocast to run, save or export the model. A weight that
+            is tied to an embedding is untied, with a warning: the embedding keeps its values, and the layer gets codes.
+            A weight that PyTorch computes in every call (torch.nn.utils.prune, weight_norm, spectral_norm, parametrize)
+            is replaced by its value in evaluation mode, and what computes it is removed.
+        tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
+            shape with that many rows, about two seconds in all, and does not convert layers that would become more than
+            5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect
+            on the times. None: all layers are converted without timing, which needs the least memory.
+        gradients: what a backward pass computes; used only with for_inference. None: nothing, a backward pass raises an
+            error under most recipes. "input": the gradient of each layer's input, in high precision, from the decoded
+            weight. Low-rank adapters (LoRA) and other trained parts of the model need it. The bits of the forward pass
+            and the state dict do not change. The recipe of the layers then ends with `backward=dequantized`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if there is nothing to convert, also if all layers would become slower: the error lists what was
+            examined.
+        TypeError: for arguments of a wrong type. The model is then unchanged.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
+        >>> model = quire.convert(model, "mxfp8")
+        >>> type(model[0]) is quire.Linear
+        True
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)

@@ -28,13 +28,14 @@ PERPLEXITY = {"fp8_current": 2.9, "mxfp8": 3.6, "nvfp4": 49.6}
 class RecipeEstimate:
     """The time and memory of all linear layers of a model under a recipe.
 
-    name: "high precision", or the name of a recipe.
-    seconds: the time of one call of each layer, with backward for the goal "training". Layers that become more than 5 %
-        slower are not converted, as in quire.convert(for_inference=True, tokens=...): they count with their present
-        time.
-    weight_bytes: the bytes of all weights after this conversion.
-    converted: the number of layers that are converted. For the goal "memory", of all that can be converted.
-    seconds_of_all: the time of one call of each layer if all layers are converted.
+    Attributes:
+        name: "high precision", or the name of a recipe.
+        seconds: the time of one call of each layer, with backward for the goal "training". Layers that become more than
+            5 % slower are not converted, as in quire.convert(for_inference=True, tokens=...): they count with their
+            present time.
+        weight_bytes: the bytes of all weights after this conversion.
+        converted: the number of layers that are converted. For the goal "memory", of all that can be converted.
+        seconds_of_all: the time of one call of each layer if all layers are converted.
     """
 
     name: str
@@ -48,10 +49,14 @@ class RecipeEstimate:
 class Recommendation:
     """The result of quire.recommend. str() gives a table.
 
-    recipe: the name of the recommended recipe, or None if no recipe is better. layers: the number of layers that can be
-    converted, those of at least min_features. estimates: high precision first, then the recipes, the fastest first, and
-    for the goal "memory" the smallest. equal: the names of the recipes that are as good as the best one for the goal:
-    less than 5 % slower, or of the same size. `recipe` is the most accurate of them.
+    Attributes:
+        goal: as it was passed.
+        tokens: as it was passed.
+        recipe: the name of the recommended recipe, or None if no recipe is better.
+        layers: the number of layers that can be converted, those of at least min_features.
+        estimates: high precision first, then the recipes, the fastest first, and for the goal "memory" the smallest.
+        equal: the names of the recipes that are as good as the best one for the goal: less than 5 % slower, or of the
+            same size. `recipe` is the most accurate of them.
     """
 
     goal: str
@@ -101,19 +106,26 @@ def recommend(
     """Times the model's torch.nn.Linear and quire.Linear layers under every recipe except delayed scaling, with random
     inputs, and recommends one of the recipes.
 
-    tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by token.
-    goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training" compares
-        forward and backward passes; "memory" selects the smallest weights for inference.
-    recipes: recipes of your own that are timed too, such as "x=mxfp8,w=nvfp4,dy=mxfp8".
-    min_features: layers with fewer inputs or outputs are not counted, since quire.convert does not convert them.
-
     One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
     large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a
     layer cannot have it as its own recipe. Accuracy is not measured. Of recipes whose times differ by less than 5 %,
     which is noise, the one with the more accurate formats is recommended: 8 bits before 4, NVFP4 before MXFP4. Call it
     within the torch.autocast that the model will run within. A quire.autocast around the call has no effect.
 
-    Raises ValueError if the model has no layer that can be converted and timed, or for an unknown goal.
+    Args:
+        model: the model. It does not change.
+        tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by
+            token.
+        goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training"
+            compares forward and backward passes; "memory" selects the smallest weights for inference.
+        recipes: recipes of your own that are timed too, such as "x=mxfp8,w=nvfp4,dy=mxfp8".
+        min_features: layers with fewer inputs or outputs are not counted, since quire.convert does not convert them.
+
+    Returns:
+        A Recommendation. str() gives a table.
+
+    Raises:
+        ValueError: if the model has no layer that can be converted and timed, or for an unknown goal.
     """
     check_type("recommend", torch.nn.Module, model=model)
     if isinstance(tokens, str):

@@ -19,11 +19,16 @@ _OF_AUTOCAST = "that of quire.autocast, if there is one"
 class LayerReport:
     """The result of the conversion for one layer: a torch.nn.Linear or, for inference, any layer of quire.
 
-    names: all names of the layer in the model; "" is the model itself. why_not: "" if the layer is now a layer of
-    quire, else the reason. recipe: the text of the layer's own recipe, None without one. weight_bytes: the bytes of its
-    weights before and after a conversion for inference. seconds: the time of one call before and after, if measured.
-    kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer. computed:
-    what computed its weight in every call and was removed, such as "weight by prune"; "" if nothing did.
+    Attributes:
+        names: all names of the layer in the model; "" is the model itself.
+        in_features: the number of features of x.
+        out_features: the number of features of y.
+        why_not: "" if the layer is now a layer of quire, else the reason.
+        recipe: the text of the layer's own recipe, None without one.
+        weight_bytes: the bytes of its weights before and after a conversion for inference.
+        seconds: the time of one call before and after, if measured.
+        kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer.
+        computed: what computed its weight in every call and was removed, such as "weight by prune"; "" if nothing did.
     """
 
     names: tuple[str, ...]
@@ -46,8 +51,11 @@ class ParameterReport:
     """A parameter that a matmul may read and that stays in high precision: the weight of a torch.nn.Linear, or a
     floating-point parameter with at least two dimensions of a module that is not an embedding.
 
-    names: all names of the parameter in the model. share: its number of elements, relative to the elements of all such
-    parameters, including converted ones. owner: the class of the module that has the parameter.
+    Attributes:
+        names: all names of the parameter in the model.
+        shape: its shape.
+        share: its number of elements, relative to the elements of all such parameters, including converted ones.
+        owner: the class of the module that has the parameter.
     """
 
     names: tuple[str, ...]
@@ -61,14 +69,19 @@ class ConversionReport:
     """The changes that quire.convert made to a model. str() gives a table. The table has one line, with the first name
     and the last, for all layers whose names differ only in numbers.
 
-    model: the class of the model. recipe: the text of the layers' own recipe, None without one. layers: every
-    torch.nn.Linear, in the model's order, including those that an earlier call converted. parameters: every parameter
-    that a matmul may read and that stays in high precision, also of layers that were not converted. notes:
-    what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing. nbytes:
-    the bytes of all tensors that the model holds, before and after: parameters, buffers, gradients and the state of
-    layers; memory that several share counts once. untied: of parameters that shared memory before and no longer do, a
-    named tuple each of the names that are codes now (quantized), the names that keep their values (others), and the
-    bytes of the codes (nbytes). method: of quire.quantize_model, which made the codes; "rtn" rounds to nearest.
+    Attributes:
+        model: the class of the model.
+        recipe: the text of the layers' own recipe, None without one.
+        layers: every torch.nn.Linear, in the model's order, including those that an earlier call converted.
+        notes: what to know before the model runs.
+        parameters: every parameter that a matmul may read and that stays in high precision, also of layers that were
+            not converted.
+        tokens: the rows of x in the calls that were timed, None without timing.
+        nbytes: the bytes of all tensors that the model holds, before and after: parameters, buffers, gradients and the
+            state of layers; memory that several share counts once.
+        untied: of parameters that shared memory before and no longer do, a named tuple each of the names that are codes
+            now (quantized), the names that keep their values (others), and the bytes of the codes (nbytes).
+        method: of quire.quantize_model, which made the codes; "rtn" rounds to nearest.
     """
 
     model: str
@@ -204,7 +217,17 @@ def keep_report(model: torch.nn.Module, report: ConversionReport) -> None:
 
 def conversion_report(model: torch.nn.Module) -> ConversionReport:
     """The report of the last quire.convert of this model, or of the model that torch.compile or DistributedDataParallel
-    wraps. Deep copies and pickles of a model keep the report. Raises ValueError for a model that was not converted."""
+    wraps. Deep copies and pickles of a model keep the report.
+
+    Args:
+        model: a converted model, or one that torch.compile or DistributedDataParallel wraps around it.
+
+    Returns:
+        A ConversionReport.
+
+    Raises:
+        ValueError: for a model that was not converted.
+    """
     for wrapped in ("_orig_mod", "module"):
         if _REPORT not in vars(model) and isinstance(inner := getattr(model, wrapped, None), torch.nn.Module):
             model = inner

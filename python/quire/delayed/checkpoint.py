@@ -32,6 +32,9 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
     amax_history_bwd [L, 2]. Row 0 of a history has the amaxes that were collected since the last step (numerics.md
     1.4). "rule" is the recipe as text. A GroupedLinear with E groups has E columns in place of each. torch.save and
     torch.load(weights_only=True) accept the result.
+
+    Args:
+        model: a model with layers of quire.
     """
     return {name: _read(state) for name, state in _states(model) if state.rule_text()}
 
@@ -51,8 +54,12 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
     """Restores the result of delayed_state(), on the present devices of the layers. Layers that it does not name get a
     new state. The thread that calls this function must be the one that trains.
 
-    Raises ValueError if the model has no layer of that name, or if a value does not fit. The state is then
-    unchanged.
+    Args:
+        model: the same model, or one with layers of the same names.
+        state: the result of `delayed_state`.
+
+    Raises:
+        ValueError: if the model has no layer of that name, or if a value does not fit. The state is then unchanged.
     """
     check_type("set_delayed_state", Mapping, state=state)
     own = dict(_states(model))

@@ -66,7 +66,11 @@ class RecordedScales:
 
 def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales that a forward pass of the layer uses now: float32 [3 * groups] for x, w and y, and [2 * groups] for
-    dy and dx. A recomputation uses the scales of the first pass."""
+    dy and dx. A recomputation uses the scales of the first pass.
+
+    Args:
+        state: the state of a layer.
+    """
     check_type("delayed.scales", DelayedState, state=state)
     recorded = THREAD.scales
     return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)
@@ -75,11 +79,21 @@ def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize(
     x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool, spec: str = _SPEC
 ) -> list[torch.Tensor]:
-    """x quantized with a scale of delayed scaling (numerics.md 1.5). Returns its six buffers; the third is the amax.
+    """x quantized with a scale of delayed scaling (numerics.md 1.5).
 
-    x: float32, float16 or bfloat16. scale: fwd_scale of a state. slot: which element of it: 0 for x, 1 for w, 2 for y
-    (with groups: slot * groups + group). columnwise: whether to compute columnwise codes too. Raises TypeError if x or
-    scale is not a tensor, RuntimeError for another dtype.
+    Args:
+        x: float32, float16 or bfloat16.
+        scale: fwd_scale of a state.
+        slot: which element of it: 0 for x, 1 for w, 2 for y (with groups: slot * groups + group).
+        columnwise: whether to compute columnwise codes too.
+        spec: the spec of the codes, of the family fp8_tensor.
+
+    Returns:
+        Its six buffers; the third is the amax.
+
+    Raises:
+        TypeError: if x or scale is not a tensor.
+        RuntimeError: for another dtype.
     """
     check_type("delayed.quantize", torch.Tensor, x=x, scale=scale)
     options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
@@ -92,8 +106,12 @@ def quantize(
 def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Adds the amaxes of a forward pass to the state: the largest of the collected one and this one remains.
 
-    rule: the result of enter(). With None it does nothing, as in a recomputation, in an exported program (whose scales
-    are constants) and on the meta device. x_amax, w_amax: float32 [groups]; w_amax is None if w was not quantized now.
+    Args:
+        state: the state of the layer.
+        rule: the result of enter(). With None it does nothing, as in a recomputation, in an exported program (whose
+            scales are constants) and on the meta device.
+        x_amax: float32 [groups].
+        w_amax: float32 [groups]. None if w was not quantized now.
     """
     check_type("delayed.collect", DelayedState, state=state)
     if _collects(rule) and not state.fwd_amax.is_meta:
@@ -105,14 +123,25 @@ def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax
 
 
 def collect_output(state: DelayedState, rule: Rule | None, y_amax: torch.Tensor) -> None:
-    """collect() for the amax of a quantized result: y_amax, float32 [1]."""
+    """collect() for the amax of a quantized result: y_amax, float32 [1].
+
+    Args:
+        state: the state of the layer.
+        rule: as for `collect`.
+        y_amax: float32 [1].
+    """
     check_type("delayed.collect_output", DelayedState, state=state)
     if _collects(rule):
         torch.ops.quire.amax_max_(state.fwd_amax, y_amax, 2)
 
 
 def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
-    """collect() for a weight that was quantized outside of a forward pass: w_amax, float32 [1]."""
+    """collect() for a weight that was quantized outside of a forward pass: w_amax, float32 [1].
+
+    Args:
+        state: the state of the layer.
+        w_amax: float32 [1].
+    """
     check_type("delayed.collect_weight", DelayedState, state=state)
     torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
@@ -133,8 +162,12 @@ def measure(
 ) -> list[torch.Tensor | None]:
     """The amaxes of x and of the weights for collect(), where no codes are needed (calibration): two float32 [groups].
 
-    x: [*, K]. weights: one for each group. offsets: int32 [groups], the row at which each group ends; None: one group.
-    The amaxes of weights that are QuantizedTensors are None.
+    Args:
+        state: the state of the layer.
+        x: [*, K].
+        weights: one for each group.
+        offsets: int32 [groups], the row at which each group ends; None: one group. The amaxes of weights that are
+            QuantizedTensors are None.
     """
     check_type("delayed.measure", DelayedState, state=state)
     check_type("delayed.measure", torch.Tensor, x=x)

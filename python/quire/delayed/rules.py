@@ -21,10 +21,15 @@ _COLUMNS = 6
 class Rule:
     """A delayed recipe as the states of one thread know it.
 
-    text: identifies the recipe and its process group. number: the same as an integer, which `usage` of a state holds.
-    recipe: the recipe; None if only the text from a checkpoint is known. group: the process group, or None.
-    failed: whether a function of the user has raised in its last step. by_layer: whether layers have it under a recipe
-    that differs by layer.
+    Args:
+        text: identifies the recipe and its process group.
+        number: the same as an integer, which `usage` of a state holds.
+
+    Attributes:
+        recipe: the recipe; None if only the text from a checkpoint is known.
+        group: the process group, or None.
+        failed: whether a function of the user has raised in its last step.
+        by_layer: whether layers have it under a recipe that differs by layer.
     """
 
     def __init__(self, text: str, number: int) -> None:

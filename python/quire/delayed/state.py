@@ -23,23 +23,32 @@ os.register_at_fork(before=STEPPING.acquire, after_in_parent=STEPPING.release, a
 class DelayedState:
     """The state of delayed scaling of one matmul of a layer, y = x w^T, and of its gradients.
 
-    fwd_scale, fwd_amax: float32 [3], the scales and amaxes of x, w and y (*slots*). A value is multiplied by the scale
-        before it is rounded. A step replaces the tensor and never writes to it. An amax is row 0 of the history
-        (numerics.md 1.4). A matmul with `groups` groups has [3 * groups]: all groups of x, then of w, then of y.
-    bwd_scale, bwd_amax: float32 [2], the same for dy and dx.
-    fwd_history, bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
-    fwd_newest, bwd_newest: the values of fwd_scale and bwd_scale in memory that is never replaced. Steps in Python
-        write it. So a step that was captured once (CUDA graphs) continues from its last replay.
-    bwd_collected: a second tensor with the memory of bwd_amax, which steps use. Backward passes have saved bwd_amax,
-        and PyTorch raises an error if a graph with a later step has written to a saved tensor.
-    usage: int64 [3]: the number of the rule that the layer ran under last (0: none), and the rows in use of the two
-        histories.
-    rule: the same rule as Python knows it. Runs of compiled graphs do not change it, and reading `usage` would make the
-        host wait for the device.
-    reduced: whether amaxes are reduced over ranks. False if each rank has other groups (ep_group).
-
     The tensors are not buffers of the layer: DistributedDataParallel would overwrite them with those of the first rank,
     and the state dict must be that of torch.nn.Linear. Copies and pickles of a layer keep its state.
+
+    Args:
+        device: of the tensors. None: torch's default.
+        groups: the number of groups of tokens that have scales of their own.
+        reduced: whether amaxes are reduced over ranks. False if each rank has other groups (ep_group).
+
+    Attributes:
+        fwd_scale: float32 [3], the scales and amaxes of x, w and y (*slots*). A value is multiplied by the scale before
+            it is rounded. A step replaces the tensor and never writes to it. An amax is row 0 of the history
+            (numerics.md 1.4). A matmul with `groups` groups has [3 * groups]: all groups of x, then of w, then of y.
+        fwd_amax: see fwd_scale.
+        bwd_scale: float32 [2], the same for dy and dx.
+        bwd_amax: float32 [2], the same for dy and dx.
+        fwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
+        bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
+        fwd_newest: the values of fwd_scale and bwd_scale in memory that is never replaced. Steps in Python write it. So
+            a step that was captured once (CUDA graphs) continues from its last replay.
+        bwd_newest: see fwd_newest.
+        bwd_collected: a second tensor with the memory of bwd_amax, which steps use. Backward passes have saved
+            bwd_amax, and PyTorch raises an error if a graph with a later step has written to a saved tensor.
+        usage: int64 [3]: the number of the rule that the layer ran under last (0: none), and the rows in use of the two
+            histories.
+        rule: the same rule as Python knows it. Runs of compiled graphs do not change it, and reading `usage` would make
+            the host wait for the device.
     """
 
     reduced = True

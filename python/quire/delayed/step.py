@@ -245,9 +245,18 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     """quire.autocast calls it when a context with a delayed recipe begins, and leave() when the context ends.
 
     If it is the outermost such context and gradients are enabled, the previous step ends: all states get new scales
-    (numerics.md 1.7). group: the process group over which amaxes are reduced, or None. Returns the rule, which forward
-    passes pass to collect(). During torch.export it returns None, because scales are then constants. Raises TypeError
-    for another recipe.
+    (numerics.md 1.7).
+
+    Args:
+        recipe: the delayed recipe of the context.
+        group: the process group over which amaxes are reduced, or None.
+
+    Returns:
+        The rule, which forward passes pass to collect(). During torch.export it returns None, because scales are then
+            constants.
+
+    Raises:
+        TypeError: for another recipe.
     """
     check_type("delayed.enter", DelayedScaling, recipe=recipe)
     if is_exporting():

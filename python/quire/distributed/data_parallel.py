@@ -25,9 +25,6 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     layers gather their weights by nodes of the graph, so torch.compile(fullgraph=True) captures the whole model.
     (fully_shard gathers them in hooks, which cannot be part of a graph.)
 
-    mesh: a mesh of one dimension.
-    recipe: the recipe under which the layers will run. None: high precision. Another recipe gives right results too.
-
     Weights of Linear, LayerNormLinear and LayerNormMLP become DTensors Shard(0) with the values of the first rank.
     Forward gathers rowwise codes, and backward columnwise codes. Backward reduces and scatters the mean of the
     gradients. Between the passes a rank keeps only its rows. Values are gathered instead of codes without a recipe.
@@ -37,8 +34,16 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     their gradients; copies of the model do not have this hook. With a warning, this also holds for weights whose number
     of rows is not a multiple of the number of ranks, and for weights that are shared with a module that is not quire's.
 
-    Raises ValueError for a mesh of several dimensions. Raises NotImplementedError for delayed scaling, for weights that
-    are quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
+    Args:
+        model: the model. It changes in place.
+        mesh: a mesh of one dimension.
+        recipe: the recipe under which the layers will run. None: high precision. Another recipe gives right results
+            too.
+
+    Raises:
+        ValueError: for a mesh of several dimensions.
+        NotImplementedError: for delayed scaling, for weights that are quantized or DTensors already, and for main_grad
+            and delay_wgrad_compute. The model is then unchanged.
     """
     import torch.distributed.tensor  # which takes longer to import than all of quire
 

@@ -22,14 +22,17 @@ def data_parallel_rank(rank: int) -> Iterator[None]:
     Layers with different data-parallel ranks draw different ones. A layer keeps its data-parallel rank when it is reset
     later. The context holds for this thread.
 
-    rank: a number that says on which data the layers compute, such as mesh["dp"].get_local_rank(). All ranks of a
-        tensor-parallel group compute on the same tokens, so they must pass the same number. If the tokens are sharded
-        and the layer is not (sequence parallelism), pass torch.distributed.get_rank().
-
     Without this context, the data-parallel rank is the rank in torch.distributed's default group. For a layer that is
     sharded over a group, it is the rank that the first member of the group has in the default group.
 
-    Raises TypeError or ValueError if rank is not an int of 0 or more.
+    Args:
+        rank: a number that says on which data the layers compute, such as mesh["dp"].get_local_rank(). All ranks of a
+            tensor-parallel group compute on the same tokens, so they must pass the same number. If the tokens are
+            sharded and the layer is not (sequence parallelism), pass torch.distributed.get_rank().
+
+    Raises:
+        TypeError: if rank is not an int of 0 or more.
+        ValueError: if rank is not an int of 0 or more.
     """
     check_type("data_parallel_rank", int, rank=rank)
     if rank < 0:

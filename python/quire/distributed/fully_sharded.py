@@ -18,10 +18,6 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
     """After this call, fully_shard gathers codes of the weights of quire's layers instead of the weights. Call it
     before fully_shard.
 
-    recipe: the recipe under which the layers will run.
-    recompute: True if backward runs the forward pass again (activation checkpointing). Backward then gathers codes of
-        both directions.
-
     Parameters keep their dtype, and optimizers update their values. Each rank quantizes its own rows. Codes and scales
     are then gathered: rowwise ones for forward, columnwise ones for backward. If the weight is not resharded after
     forward, both are gathered at once. Results have the same bits as if weights were gathered and then quantized.
@@ -35,9 +31,17 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
     A quantized weight (quantized_model_init) must have a master and the dtype float32. Its master becomes the
     parameter.
 
-    Raises ValueError if the recipe's backward pass needs weights in high precision, and if the model has no layers of
-    quire. Raises NotImplementedError for a weight that is a DTensor already, that is quantized without a master, or
-    whose gradient goes to main_grad or backward_dw(). The model is then unchanged.
+    Args:
+        model: the model. It changes in place.
+        recipe: the recipe under which the layers will run.
+        recompute: True if backward runs the forward pass again (activation checkpointing). Backward then gathers codes
+            of both directions.
+
+    Raises:
+        ValueError: if the recipe's backward pass needs weights in high precision, and if the model has no layers of
+            quire.
+        NotImplementedError: for a weight that is a DTensor already, that is quantized without a master, or whose
+            gradient goes to main_grad or backward_dw(). The model is then unchanged.
     """
     check_type("gather_codes", torch.nn.Module, model=model)
     check_type("gather_codes", bool, recompute=recompute)

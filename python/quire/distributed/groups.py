@@ -22,7 +22,15 @@ def name_group(group: "distributed.ProcessGroup", name: str) -> str:
     A second call with the same group and name changes nothing. torch.distributed.destroy_process_group() removes all
     names.
 
-    Raises ValueError if another group has the name, and for a name with a comma.
+    Args:
+        group: a process group of torch.distributed.
+        name: the name, the same on all ranks.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: if another group has the name, and for a name with a comma.
     """
     check_type("name_group", str, name=name)
     _check_group("name_group", group)

@@ -23,35 +23,37 @@ MODES = ("column", "row")
 class Parallel:
     """How the weight [out_features, in_features] of a layer is sharded over the ranks of a group.
 
-    mode: "column" shards the outputs. A rank has weight [out_features / size, in_features], bias [out_features / size]
-        and y [*, out_features / size]. The gradient of x is summed over the group. "row" shards the inputs. A rank has
-        weight [out_features, in_features / size], x [*, in_features / size] and the whole bias [out_features]. y is
-        summed over the group; then bias is added.
-    group: a process group or its name (quire.distributed.name_group). A group without a name gets one: quire:tp, and
-        quire:tp1, ... for further groups, in the order in which they are first used. This order must be the same on all
-        ranks. None: the layer is made for `size` ranks, and set_tensor_parallel_group() must give it a group before it
-        is called.
-    sequence: True shards the tokens along the first dimension, in x of a "column" layer and in y of a "row" layer. The
-        layer gathers codes of x and of the gradient of y. It reduces and scatters y and the gradient of x. All ranks
-        must have the same number of tokens.
-    size: the number of ranks. With a group it follows from the group.
-    parts: for "column", if the weight consists of several matrices: the outputs of each, such as (1024, 256, 256) for
-        q, k and v. Each matrix is sharded by itself. Each number must be a multiple of size.
-    reduce: how y of a "row" layer and the gradient of x of a "column" layer are summed over ranks. "": by the
-        collective, in the dtype of the result. "float32": in float32, in the order of ranks, rounded once, so that
-        every backend gives the same bits. A spec such as "mxfp8": the same, but ranks send codes of their results.
-        Without a recipe, the results of ranks have the dtype of x before they are added.
-    reduce_gradients: with sequence=True, whether the layer sums the gradients of its whole parameters (a norm, the bias
-        of a "row" layer) over the group. False is for frameworks that sum them, such as Megatron. Each rank then has
-        the gradients of its own tokens.
-    overlap: with sequence=True, "ring" cuts each exchange into as many pieces as there are ranks. One piece travels
-        while another one is multiplied (docs/distributed.md). None: each exchange is one collective.
-
     A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and each
     element uses the random bits of its place in the whole tensor.
 
-    Raises ValueError for another mode, for an unknown name, for a reduce that is not a spec, and for overlap="ring"
-    without sequence=True.
+    Args:
+        mode: "column" shards the outputs. A rank has weight [out_features / size, in_features], bias [out_features /
+            size] and y [*, out_features / size]. The gradient of x is summed over the group. "row" shards the inputs. A
+            rank has weight [out_features, in_features / size], x [*, in_features / size] and the whole bias
+            [out_features]. y is summed over the group; then bias is added.
+        group: a process group or its name (quire.distributed.name_group). A group without a name gets one: quire:tp,
+            and quire:tp1, ... for further groups, in the order in which they are first used. This order must be the
+            same on all ranks. None: the layer is made for `size` ranks, and set_tensor_parallel_group() must give it a
+            group before it is called.
+        sequence: True shards the tokens along the first dimension, in x of a "column" layer and in y of a "row" layer.
+            The layer gathers codes of x and of the gradient of y. It reduces and scatters y and the gradient of x. All
+            ranks must have the same number of tokens.
+        size: the number of ranks. With a group it follows from the group.
+        parts: for "column", if the weight consists of several matrices: the outputs of each, such as (1024, 256, 256)
+            for q, k and v. Each matrix is sharded by itself. Each number must be a multiple of size.
+        reduce: how y of a "row" layer and the gradient of x of a "column" layer are summed over ranks. "": by the
+            collective, in the dtype of the result. "float32": in float32, in the order of ranks, rounded once, so that
+            every backend gives the same bits. A spec such as "mxfp8": the same, but ranks send codes of their results.
+            Without a recipe, the results of ranks have the dtype of x before they are added.
+        reduce_gradients: with sequence=True, whether the layer sums the gradients of its whole parameters (a norm, the
+            bias of a "row" layer) over the group. False is for frameworks that sum them, such as Megatron. Each rank
+            then has the gradients of its own tokens.
+        overlap: with sequence=True, "ring" cuts each exchange into as many pieces as there are ranks. One piece travels
+            while another one is multiplied (docs/distributed.md). None: each exchange is one collective.
+
+    Raises:
+        ValueError: for another mode, for an unknown name, for a reduce that is not a spec, and for overlap="ring"
+            without sequence=True.
     """
 
     mode: str

@@ -97,18 +97,22 @@ class ColumnParallel(_Style):
     shards the outputs of a quire.Linear, quire.LayerNormLinear or torch.nn.Linear, and the inner features of a
     quire.LayerNormMLP.
 
-    input_layouts: how x is sharded if it is a plain tensor. Replicate(), or None: not at all. Shard(dim): by tokens.
-        The layer gathers codes of x with Shard(0), and x itself with another dim. A DTensor x has its own placements.
-    output_layouts: how the result is sharded. None: Shard(-1), or for a LayerNormMLP the same as input_layouts.
-    use_local_output: True: the result is a plain tensor, this rank's shard. False: it is a DTensor.
-    reduce: how the gradient of x is summed (Parallel). For a LayerNormMLP, how y is summed, too.
-    overlap: "ring" exchanges tokens in pieces (Parallel). It needs Shard(0).
-
     Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
     torch.nn.Linear computes in high precision until quire.convert converts it.
 
-    Raises NotImplementedError for other modules, for a gated LayerNormMLP and for quantized weights. Raises ValueError
-    if sizes are not multiples of the mesh's size, and for a mesh of several dimensions. The module is then unchanged.
+    Args:
+        input_layouts: how x is sharded if it is a plain tensor. Replicate(), or None: not at all. Shard(dim): by
+            tokens. The layer gathers codes of x with Shard(0), and x itself with another dim. A DTensor x has its own
+            placements.
+        output_layouts: how the result is sharded. None: Shard(-1), or for a LayerNormMLP the same as input_layouts.
+        use_local_output: True: the result is a plain tensor, this rank's shard. False: it is a DTensor.
+        reduce: how the gradient of x is summed (Parallel). For a LayerNormMLP, how y is summed, too.
+        overlap: "ring" exchanges tokens in pieces (Parallel). It needs Shard(0).
+
+    Raises:
+        NotImplementedError: for other modules, for a gated LayerNormMLP and for quantized weights.
+        ValueError: if sizes are not multiples of the mesh's size, and for a mesh of several dimensions. The module is
+            then unchanged.
     """
 
     mode = "column"
@@ -118,15 +122,16 @@ class RowParallel(_Style):
     """A style for parallelize_module, like PyTorch's RowwiseParallel: it shards the inputs of a quire.Linear or
     torch.nn.Linear over the ranks of a mesh.
 
-    input_layouts: how x is sharded if it is a plain tensor. None: Shard(-1). A DTensor x has its own placements.
-    output_layouts: how the result is sharded. Replicate(), or None: not at all. Shard(dim): by tokens. With Shard(0)
-        the result is reduced and scattered, and codes of its gradient are gathered. With another dim an all-reduce sums
-        the whole result.
-    use_local_output: True: the result is a plain tensor, this rank's shard. False: it is a DTensor.
-    reduce: how y is summed (Parallel).
-    overlap: "ring" exchanges tokens in pieces (Parallel). It needs output_layouts=Shard(0).
-
     The weight becomes a DTensor Shard(1), the bias Replicate(). Raises the errors of ColumnParallel.
+
+    Args:
+        input_layouts: how x is sharded if it is a plain tensor. None: Shard(-1). A DTensor x has its own placements.
+        output_layouts: how the result is sharded. Replicate(), or None: not at all. Shard(dim): by tokens. With
+            Shard(0) the result is reduced and scattered, and codes of its gradient are gathered. With another dim an
+            all-reduce sums the whole result.
+        use_local_output: True: the result is a plain tensor, this rank's shard. False: it is a DTensor.
+        reduce: how y is summed (Parallel).
+        overlap: "ring" exchanges tokens in pieces (Parallel). It needs output_layouts=Shard(0).
     """
 
     mode = "row"
@@ -137,15 +142,19 @@ class ExpertParallel(ParallelStyle):
     does. Over a mesh of two dimensions it shards the experts along the first one, and each expert along the second one,
     as MoE(ep_group=, tp_group=) does. But shared experts stay whole.
 
-    capacity, overflow, dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
-
     Each rank keeps the parameters of its experts as plain tensors. Their names, such as fc1.weight4, differ between
     ranks. With single_grouped_weight the parameter becomes a DTensor Shard(0). The router and shared experts are whole
     on every rank. x and y are plain tensors with this rank's tokens.
 
-    Raises NotImplementedError for another module, for quantized experts, and for parameters that are DTensors already.
-    Raises ValueError if the number of experts is not a multiple of the number of ranks, and for a mesh of more than two
-    dimensions. The module is then unchanged.
+    Args:
+        capacity: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
+        overflow: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
+        dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
+
+    Raises:
+        NotImplementedError: for another module, for quantized experts, and for parameters that are DTensors already.
+        ValueError: if the number of experts is not a multiple of the number of ranks, and for a mesh of more than two
+            dimensions. The module is then unchanged.
     """
 
     def __init__(self, *, capacity: int | None = None, overflow: str = "raise", dispatch: str = "values") -> None:

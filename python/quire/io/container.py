@@ -235,8 +235,11 @@ def read_json(file: Path) -> dict[str, Any]:
 class CheckpointError(ValueError):
     """A checkpoint that breaks a rule, or that cannot be written as asked. Nothing has been changed.
 
-    file: where, or None. tensor: the name of a tensor or layer, or None. rule: what does not hold, with the values
-    received. remedy: what to do.
+    Args:
+        rule: what does not hold, with the values received.
+        remedy: what to do.
+        file: where, or None.
+        tensor: the name of a tensor or layer, or None.
     """
 
     def __init__(self, rule: str, remedy: str, *, file: Path | str | None = None, tensor: str | None = None) -> None:

@@ -36,14 +36,24 @@ def convert(
 ) -> SaveReport:
     """Writes a checkpoint as another dialect, one layer at a time. Small files beside the weights are copied.
 
-    src, dst: folders. to: name of the dialect.
-    filter: which entries are written, by name; None: all. With requantize, which weights are quantized.
-    exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report lists
-        what was lost, in ulps.
-    requantize: a spec; the decoded values are quantized again, with another rounding. None: never.
-    missing_input_scale, scale, max_shard_size, overwrite: as for read() and write().
+    Args:
+        src: folders.
+        dst: folders.
+        to: name of the dialect.
+        filter: which entries are written, by name; None: all. With requantize, which weights are quantized.
+        exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report
+            lists what was lost, in ulps.
+        requantize: a spec; the decoded values are quantized again, with another rounding. None: never.
+        missing_input_scale: as for read() and write().
+        scale: as for read() and write().
+        max_shard_size: as for read() and write().
+        overwrite: as for read() and write().
 
-    Raises CheckpointError, with nothing written, if the dialect has no layout for a layer.
+    Returns:
+        A SaveReport.
+
+    Raises:
+        CheckpointError: with nothing written, if the dialect has no layout for a layer.
     """
     check_type("quire.io.convert", str, to=to)
     check_scale("quire.io.convert", scale)

@@ -39,12 +39,21 @@ def save(
     """Writes a model as a checkpoint. A weight that load() has read and that has not changed is written with the same
     names, dtypes, shapes and bytes. Other weights are written with their codes, under the names of their parameters.
 
-    dialect: its name. None: the dialect of the checkpoint from which the model was loaded, or of `like`.
-    like: a checkpoint of the same model. Entries that the model does not have are copied from it, and its configuration
-        is used. None: the configuration of the checkpoint from which the model was loaded.
-    exact, max_shard_size, overwrite: as for write().
+    Args:
+        model: a model with layers of quire or torch.nn.
+        path: a folder.
+        dialect: its name. None: the dialect of the checkpoint from which the model was loaded, or of `like`.
+        like: a checkpoint of the same model. Entries that the model does not have are copied from it, and its
+            configuration is used. None: the configuration of the checkpoint from which the model was loaded.
+        exact: as for write().
+        max_shard_size: as for write().
+        overwrite: as for write().
 
-    Raises CheckpointError, with nothing written, if a quantized weight has no place in the dialect.
+    Returns:
+        A SaveReport.
+
+    Raises:
+        CheckpointError: with nothing written, if a quantized weight has no place in the dialect.
     """
     check_type("quire.io.save", torch.nn.Module, model=model)
     check_type("quire.io.save", str | Path, path=path)

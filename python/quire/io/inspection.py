@@ -46,9 +46,15 @@ class Stored:
 class Inspection:
     """The result of inspect(). str() gives a table.
 
-    path: as it was given. dialect: its name; None if no layer is quantized. layers: the quantized layers.
-    plain: name -> dtype and shape as text, for tensors that are not quantized. caches: the names of scales of key-value
-    caches. files, nbytes: the number of files and their size. problems: the broken rules, in words.
+    Attributes:
+        path: as it was given.
+        dialect: its name; None if no layer is quantized.
+        layers: the quantized layers.
+        plain: name -> dtype and shape as text, for tensors that are not quantized.
+        caches: the names of scales of key-value caches.
+        files: the number of files.
+        nbytes: the size of the files.
+        problems: the broken rules, in words.
     """
 
     path: str
@@ -90,8 +96,14 @@ class Inspection:
 def inspect(path: str | Path) -> Inspection:
     """Describes a checkpoint from its headers, without reading tensors: the dialect, the layers and broken rules.
 
-    path: as for read(). Raises CheckpointError only if there are no readable headers; broken rules are listed in the
-    result.
+    Args:
+        path: as for read().
+
+    Returns:
+        An Inspection.
+
+    Raises:
+        CheckpointError: only if there are no readable headers; broken rules are listed in the result.
     """
     return _inspected(path, opened(path))[0]
 
@@ -195,9 +207,12 @@ class LayerCheck:
 class Verification:
     """The result of verify(). str() gives a table; it is true if there are no problems.
 
-    inspection: the result of inspect(). layers: for each quantized layer its name, the share of saturated codes and the
-    signal to noise ratio. problems: the broken rules, in words; empty if there are none. left_out: the names of the
-    tensors whose values were not checked, because the headers of their layer break a rule.
+    Attributes:
+        inspection: the result of inspect().
+        layers: for each quantized layer its name, the share of saturated codes and the signal to noise ratio.
+        problems: the broken rules, in words; empty if there are none.
+        left_out: the names of the tensors whose values were not checked, because the headers of their layer break a
+            rule.
     """
 
     inspection: Inspection
@@ -247,10 +262,18 @@ def verify(path: str | Path, like: str | Path | None = None) -> Verification:
     """Checks every rule of a checkpoint: names, dtypes and shapes as inspect() does, and the values of every quantized
     layer. Scales must be finite and not negative; codes and decoded values must not be NaN.
 
-    path: as for read().
-    like: a checkpoint of the same model in high precision. The report then has the signal to noise ratio of each layer.
+    Broken rules are listed in the result.
 
-    Broken rules are listed in the result. Raises CheckpointError only if a path has no readable checkpoint.
+    Args:
+        path: as for read().
+        like: a checkpoint of the same model in high precision. The report then has the signal to noise ratio of each
+            layer.
+
+    Returns:
+        A Verification.
+
+    Raises:
+        CheckpointError: only if a path has no readable checkpoint.
     """
     from tqdm import tqdm
 
@@ -340,8 +363,10 @@ class LayerRun:
 class Run:
     """The result of run(). str() gives a table; it is true if all results are finite.
 
-    layers: for each layer its name, recipe and error. The error is the largest difference from the matmul of the
-    decoded weight with inputs that are not quantized, relative to the largest result.
+    Attributes:
+        path: as it was given.
+        layers: for each layer its name, recipe and error. The error is the largest difference from the matmul of the
+            decoded weight with inputs that are not quantized, relative to the largest result.
     """
 
     path: str
@@ -368,8 +393,15 @@ def run(path: str | Path, tokens: int = 4) -> Run:
     """Runs each quantized layer alone, with random inputs of standard deviation 1, under the recipe that load()
     would give it, outside of every autocast of the caller.
 
-    path: as for read(). tokens: the number of rows of the inputs. Raises CheckpointError if no layer is quantized, and
-    the errors of read().
+    Args:
+        path: as for read().
+        tokens: the number of rows of the inputs.
+
+    Returns:
+        A Run.
+
+    Raises:
+        CheckpointError: if no layer is quantized, and the errors of read().
     """
     from tqdm import tqdm
 
@@ -400,9 +432,13 @@ def run(path: str | Path, tokens: int = 4) -> Run:
 class Difference:
     """The result of diff(). str() gives a table; it is false if nothing differs.
 
-    only_a, only_b: names that only one checkpoint has. different: name -> what differs, in words. equal_values: names
-    of layers with different bytes and equal values, for example in two dialects. same: the number of entries with
-    equal bytes. configs: what differs in the configurations.
+    Attributes:
+        only_a: names that only one checkpoint has.
+        only_b: names that only one checkpoint has.
+        different: name -> what differs, in words.
+        equal_values: names of layers with different bytes and equal values, for example in two dialects.
+        same: the number of entries with equal bytes.
+        configs: what differs in the configurations.
     """
 
     only_a: tuple[str, ...]
@@ -434,8 +470,15 @@ class Difference:
 def diff(a: str | Path, b: str | Path) -> Difference:
     """Compares two checkpoints, of the same dialect or of two dialects, one entry after another.
 
-    a, b: paths, as for read(). If the bytes of a layer differ, its decoded values are compared in float32, and the
+    If the bytes of a layer differ, its decoded values are compared in float32, and the
     result gives the largest difference in units in the last place. Raises the CheckpointError of read().
+
+    Args:
+        a: the path of the first checkpoint, as for read().
+        b: the path of the second one.
+
+    Returns:
+        A Difference.
     """
     one, other = (read(path, missing_input_scale="dynamic") for path in (a, b))
     # A bias belongs to its layer if the layer is quantized. In a checkpoint where the layer is plain it is an entry.

@@ -30,9 +30,14 @@ from quire.tensor.origin import Origin
 class LoadReport:
     """The result of load(). str() gives a summary.
 
-    dialect: its name, or None if no layer is quantized. quantized: name of a quantized weight -> recipe of its layer.
-    plain: names of the other parameters. missing: names that only the model has. unused: names that only the checkpoint
-    has (scales of key-value caches are kept for saving). notes: choices that load() made.
+    Attributes:
+        path: as it was given.
+        dialect: its name, or None if no layer is quantized.
+        quantized: name of a quantized weight -> recipe of its layer.
+        plain: names of the other parameters.
+        missing: names that only the model has.
+        unused: names that only the checkpoint has (scales of key-value caches are kept for saving).
+        notes: choices that load() made.
     """
 
     path: str
@@ -82,28 +87,35 @@ def load(
 ) -> LoadReport:
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
-    model: where the checkpoint has a quantized weight, a torch.nn.Linear of the model becomes a quire.Linear, and the
-        experts of Hugging Face transformers become layers of quire. Layers of quire are used as they are. Each such
-        layer gets a recipe of its own. Parameters on the meta device are replaced. Other plain parameters keep their
-        memory.
-    path: as for read().
-    activations: "checkpoint": inputs are quantized as the checkpoint says. "none": they are not quantized. A spec, such
-        as "mxfp8": all inputs are quantized to it. Gradients are computed from decoded weights
-        (`backward=dequantized`).
-    experts: "auto": the experts of quire.MoE and GroupedLinear are found under the names that files have for them.
-        "none": they are found only under the names of their parameters.
-    fuse: layers of the model that join several layers of the file, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}. True:
-        this layer and "gate_up_proj". If the joined layers have different scales, each row gets its own scale.
-    missing_input_scale: what happens if a static scale of inputs is missing. "raise": an error. "dynamic": the layer
-        measures its inputs in each call. "max": an expert gets the largest scale of the other experts of its layer.
-    strict: raise CheckpointError if the model or the checkpoint has a name that the other does not have.
-    rename: a function from a name in the checkpoint to the name in the model, for example to remove a prefix
-        "language_model.".
-    scale: as for read(). With 1, parameters get the codes of tensors without a scale as their values, in the
-        parameter's dtype.
+    Args:
+        model: where the checkpoint has a quantized weight, a torch.nn.Linear of the model becomes a quire.Linear, and
+            the experts of Hugging Face transformers become layers of quire. Layers of quire are used as they are. Each
+            such layer gets a recipe of its own. Parameters on the meta device are replaced. Other plain parameters keep
+            their memory.
+        path: as for read().
+        activations: "checkpoint": inputs are quantized as the checkpoint says. "none": they are not quantized. A spec,
+            such as "mxfp8": all inputs are quantized to it. Gradients are computed from decoded weights
+            (`backward=dequantized`).
+        experts: "auto": the experts of quire.MoE and GroupedLinear are found under the names that files have for them.
+            "none": they are found only under the names of their parameters.
+        fuse: layers of the model that join several layers of the file, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
+            True: this layer and "gate_up_proj". If the joined layers have different scales, each row gets its own
+            scale.
+        missing_input_scale: what happens if a static scale of inputs is missing. "raise": an error. "dynamic": the
+            layer measures its inputs in each call. "max": an expert gets the largest scale of the other experts of its
+            layer.
+        strict: raise CheckpointError if the model or the checkpoint has a name that the other does not have.
+        rename: a function from a name in the checkpoint to the name in the model, for example to remove a prefix
+            "language_model.".
+        scale: as for read(). With 1, parameters get the codes of tensors without a scale as their values, in the
+            parameter's dtype.
 
-    Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
-    not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
+    Returns:
+        A LoadReport.
+
+    Raises:
+        CheckpointError: before the model is changed: for a checkpoint that read() refuses, names or shapes that do not
+            fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
     """
     activations = _checked(model, activations, experts, missing_input_scale)
     check_scale("quire.io.load", scale)

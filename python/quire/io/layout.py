@@ -21,12 +21,13 @@ from quire.tensor.origin import Origin
 class StoredWeight:
     """A quantized weight of a checkpoint, and what belongs to it.
 
-    weight: [N, K], or for experts in one tensor [E, N, K]. It has the codes and scales of the file, in the order of
-        the buffers of quire (docs/specs.md).
-    input_scale: float32 [1], or [E] for experts: the static scale of the input, as it is stored; None without one. The
-        spec of the weight says whether it multiplies or divides (`global=mul`, `global=div`).
-    bias: [N], in the dtype of the file, or None.
-    origin: the Origin from which it was read, or at which it is to be written.
+    Args:
+        weight: [N, K], or for experts in one tensor [E, N, K]. It has the codes and scales of the file, in the order of
+            the buffers of quire (docs/specs.md).
+        input_scale: float32 [1], or [E] for experts: the static scale of the input, as it is stored; None without one.
+            The spec of the weight says whether it multiplies or divides (`global=mul`, `global=div`).
+        bias: [N], in the dtype of the file, or None.
+        origin: the Origin from which it was read, or at which it is to be written.
     """
 
     weight: QuantizedTensor | QuantizedStack
@@ -40,7 +41,11 @@ class StoredWeight:
         return self.weight.shape
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The values of the weight, as QuantizedTensor.dequantize()."""
+        """The values of the weight, as QuantizedTensor.dequantize().
+
+        Args:
+            dtype: float32, float16 or bfloat16. None: the dtype of the weight.
+        """
         return self.weight.dequantize(dtype)
 
 

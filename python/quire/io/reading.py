@@ -26,9 +26,19 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
     parameters of a model, such as "proj.weight") and plain tensors. Each access reads one entry from the file; nothing
     is kept in memory.
 
-    container: the files, the header and the configurations. dialect: None if no layer is quantized. groups: name of a
-    quantized weight -> the names, dtypes and shapes of its tensors. biases: name of a bias -> name of its layer. dtype:
-    the dtype to which weights are decoded by default. Raises KeyError for an unknown name.
+    Args:
+        container: the files, the header and the configurations.
+        missing_input_scale: as for `quire.io.read`.
+        scale: as for `quire.io.read`.
+
+    Attributes:
+        dialect: None if no layer is quantized.
+        groups: name of a quantized weight -> the names, dtypes and shapes of its tensors.
+        biases: name of a bias -> name of its layer.
+        dtype: the dtype to which weights are decoded by default.
+
+    Raises:
+        KeyError: for an unknown name.
     """
 
     def __init__(self, container: Container, *, missing_input_scale: str = "raise", scale: float | None = None) -> None:
@@ -59,11 +69,19 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         return self.container.tensor(self.plain[name].name)
 
     def bias(self, name: str) -> torch.Tensor:
-        """The bias of a quantized layer, by its own name, as StoredWeight has it."""
+        """The bias of a quantized layer, by its own name, as StoredWeight has it.
+
+        Args:
+            name: the name of the bias.
+        """
         return self.dialect.bias(self.groups[self.biases[name]], self.container.tensor(name))
 
     def outline(self, name: str) -> StoredWeight | torch.Tensor:
-        """The entry of that name on the meta device: dtypes and shapes, without reading the file."""
+        """The entry of that name on the meta device: dtypes and shapes, without reading the file.
+
+        Args:
+            name: the name of an entry.
+        """
         if name in self.groups:
             return self.dialect.read(self.groups[name], self._meta, self.dtype)
         return self._meta(name)
@@ -73,7 +91,11 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
 
     def scalars(self, name: str) -> dict[str, torch.Tensor]:
-        """The scales of a quantized layer that have one value, or one for each matrix: role -> float32 [1] or [E]."""
+        """The scales of a quantized layer that have one value, or one for each matrix: role -> float32 [1] or [E].
+
+        Args:
+            name: the name of a quantized weight.
+        """
         group = self.groups[name]
         most = group.shape[0] if len(group.shape) == 3 else 1
         few = {role: full for role, full in group.names.items() if role in ("global", "scale", "input_scale")}
@@ -107,17 +129,24 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float | None = None) -> Checkpoint:
     """Opens a checkpoint and returns a mapping, which reads one entry at a time.
 
-    path: a folder with one .safetensors file, or with several and their index; or one such file, a GGUF file (.gguf; of
-        a model that llama.cpp has split, any of its files, or the folder) or a file of torch.save (.pt, .pth).
-    missing_input_scale: what to do if a layer lacks the static scale of its input. "raise": raise an error. "dynamic":
-        its input_scale is None.
-    scale: None: a tensor of codes (FP8, FP4, E8M0, or a weight of bytes) without a scale is an error. 1: its codes are
-        its values, as in a file whose tensors were only cast to FP8. It is a plain tensor of the mapping, in the dtype
-        of the file.
+    Args:
+        path: a folder with one .safetensors file, or with several and their index; or one such file, a GGUF file
+            (.gguf; of a model that llama.cpp has split, any of its files, or the folder) or a file of torch.save (.pt,
+            .pth).
+        missing_input_scale: what to do if a layer lacks the static scale of its input. "raise": raise an error.
+            "dynamic": its input_scale is None.
+        scale: None: a tensor of codes (FP8, FP4, E8M0, or a weight of bytes) without a scale is an error. 1: its codes
+            are its values, as in a file whose tensors were only cast to FP8. It is a plain tensor of the mapping, in
+            the dtype of the file.
 
-    Raises CheckpointError if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
-    layer, and if files are damaged. These checks read only headers, zero points and the tensors that describe layers.
-    Raises ValueError for another missing_input_scale or scale.
+    Returns:
+        A Checkpoint.
+
+    Raises:
+        CheckpointError: if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
+            layer, and if files are damaged. These checks read only headers, zero points and the tensors that describe
+            layers.
+        ValueError: for another missing_input_scale or scale.
     """
     check_type("quire.io.read", str | Path, path=path)
     check_type("quire.io.read", str, missing_input_scale=missing_input_scale)

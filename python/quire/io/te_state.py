@@ -28,16 +28,20 @@ Payload = bytes | bytearray | memoryview | torch.Tensor | io.BytesIO
 def te_state(payload: Payload) -> State | None:
     """The state of delayed scaling of a Linear or GroupedLinear, from the `_extra_state` that TransformerEngine saved.
 
-    payload: bytes of a pickle, or a uint8 tensor of them, or a file of torch.save in a BytesIO (of old versions).
-    Nothing that the pickle names is imported or called.
+    Args:
+        payload: bytes of a pickle, or a uint8 tensor of them, or a file of torch.save in a BytesIO (of old versions).
+            Nothing that the pickle names is imported or called.
 
-    Returns the state in the form that quire.set_delayed_state accepts for one layer: scale_fwd float32 [3], scale_bwd
-    [2], amax_history_fwd [L, 3], amax_history_bwd [L, 2], and "rule", the recipe as text. With E groups, there are E
-    numbers in place of each number: all groups of x, then of w, then of y. Returns None if there is no state: the
-    payload is empty, or the recipe has no state. A LayerNormMLP has two states: te_states() separates them.
+    Returns:
+        The state in the form that quire.set_delayed_state accepts for one layer: scale_fwd float32 [3], scale_bwd [2],
+            amax_history_fwd [L, 3], amax_history_bwd [L, 2], and "rule", the recipe as text. With E groups, there are E
+            numbers in place of each number: all groups of x, then of w, then of y. None if there is no state: the
+            payload is empty, or the recipe has no state. A LayerNormMLP has two states: te_states() separates them.
 
-    Raises CheckpointError (a ValueError) for a pickle that names anything but TransformerEngine's recipes and PyTorch's
-    tensors, and for tensors that are no such state. Raises TypeError for another payload.
+    Raises:
+        CheckpointError: for a pickle that names anything but TransformerEngine's recipes and PyTorch's tensors, and for
+            tensors that are no such state.
+        TypeError: for another payload.
     """
     found = _read(payload)
     return None if found is None else _slots_in_order(found, 1)[0]
@@ -46,9 +50,14 @@ def te_state(payload: Payload) -> State | None:
 def te_states(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> dict[str, State]:
     """The states of all layers of a model, for quire.set_delayed_state(model, ...).
 
-    state_dict: of the same model in TransformerEngine. Only its entries `NAME._extra_state` are read. Layers without a
-    state are not in the result. Raises the CheckpointErrors of te_state(), and CheckpointError if a state has another
-    number of matmuls than the layer. Raises ValueError if an entry with a state belongs to no layer of the model.
+    Args:
+        model: the model of quire whose layers get the states.
+        state_dict: of the same model in TransformerEngine. Only its entries `NAME._extra_state` are read. Layers
+            without a state are not in the result. Raises the CheckpointErrors of te_state(), and CheckpointError if a
+            state has another number of matmuls than the layer.
+
+    Raises:
+        ValueError: if an entry with a state belongs to no layer of the model.
     """
     states, layers = {}, {}
     for prefix, module in model.named_modules():

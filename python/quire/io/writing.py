@@ -32,10 +32,18 @@ Tensors = Mapping[str, StoredWeight | torch.Tensor]
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What was written. files: their names. layers: the number of quantized layers. losses: what differs from the
-    source; empty with exact=True. notes: what a reader of the new file should know, first recipes that it changes.
+    """What was written.
 
-    str() has the notes first, and one line for the losses of tensors whose names differ only in numbers."""
+    str() has the notes first, and one line for the losses of tensors whose names differ only in numbers.
+
+    Attributes:
+        files: their names.
+        layers: the number of quantized layers.
+        tensors: the number of tensors in the files.
+        nbytes: the bytes of these tensors.
+        losses: what differs from the source; empty with exact=True.
+        notes: what a reader of the new file should know, first recipes that it changes.
+    """
 
     files: tuple[str, ...]
     layers: int
@@ -110,16 +118,23 @@ def write(
 ) -> SaveReport:
     """Writes layers and tensors as a checkpoint of a dialect, one entry at a time.
 
-    path: a folder.
-    tensors: name of a parameter -> StoredWeight or plain tensor, such as the result of read(). An entry that was read
-        from the same dialect is written with the same names, dtypes, shapes and bytes.
-    dialect: its name; None if nothing is quantized.
-    config: the content of config.json, to which the dialect adds what it says about layers; or name of a file ->
-        content, written unchanged. None: the configuration with which `tensors` was read.
-    exact: raise CheckpointError if the dialect cannot store a layer such that converting it back gives the same bytes.
-    max_shard_size: bytes, or a text such as "5GB". overwrite: replace a checkpoint that the folder has.
+    Args:
+        path: a folder.
+        tensors: name of a parameter -> StoredWeight or plain tensor, such as the result of read(). An entry that was
+            read from the same dialect is written with the same names, dtypes, shapes and bytes.
+        dialect: its name; None if nothing is quantized.
+        config: the content of config.json, to which the dialect adds what it says about layers; or name of a file ->
+            content, written unchanged. None: the configuration with which `tensors` was read.
+        exact: raise CheckpointError if the dialect cannot store a layer such that converting it back gives the same
+            bytes.
+        max_shard_size: bytes, or a text such as "5GB".
+        overwrite: replace a checkpoint that the folder has.
 
-    Raises CheckpointError before anything is written, or after the parts written so far were removed.
+    Returns:
+        A SaveReport.
+
+    Raises:
+        CheckpointError: before anything is written, or after the parts written so far were removed.
     """
     check_type("quire.io.write", Mapping, tensors=tensors)
     source = tensors if isinstance(tensors, Checkpoint) else None

@@ -14,10 +14,11 @@ from quire.tensor.views import TILES
 class Permuted(NamedTuple):
     """The result of permute().
 
-    rows [num_rows, K]: the rows of expert 0, then the rows of expert 1, and so on, each in token order; 0 after the
-        last expert's rows.
-    offsets int32 [num_experts]: the end of each expert's rows.
-    row_map int32 [T, k]: the row of each token's k-th expert, -1 for no row. An argument of unpermute().
+    Attributes:
+        rows: [num_rows, K]. The rows of expert 0, then the rows of expert 1, and so on, each in token order; 0 after
+            the last expert's rows.
+        offsets: int32 [num_experts]. The end of each expert's rows.
+        row_map: int32 [T, k]. The row of each token's k-th expert, -1 for no row. An argument of unpermute().
     """
 
     rows: torch.Tensor
@@ -36,13 +37,20 @@ def permute(
     """Copies each token of x [T, K] once for each of its experts in topk_ids, int32 [T, k], and sorts the copies by
     expert. An id of -1 is no expert. See Permuted.
 
-    x: float32, float16 or bfloat16, with first derivatives; or a QuantizedTensor, whose codes and scales are moved
-    unchanged.
-    weights: float32 [T, k], multiply the rows (routing probabilities on the input); differentiable.
-    num_rows: T * k by default; a smaller number must be enough for all rows.
+    Args:
+        x: float32, float16 or bfloat16, with first derivatives; or a QuantizedTensor, whose codes and scales are moved
+            unchanged.
+        topk_ids: int32 [T, k], the experts of each token. -1 is no expert.
+        num_experts: the number of experts.
+        weights: float32 [T, k], multiply the rows (routing probabilities on the input); differentiable.
+        num_rows: T * k by default; a smaller number must be enough for all rows.
 
-    Raises RuntimeError if an argument does not fit, on the CPU also for ids that are not experts; NotImplementedError
-    for a QuantizedTensor whose rows share scales.
+    Returns:
+        A Permuted.
+
+    Raises:
+        RuntimeError: if an argument does not fit, on the CPU also for ids that are not experts.
+        NotImplementedError: for a QuantizedTensor whose rows share scales.
     """
     check_type("permute", torch.Tensor | QuantizedActivation, x=x)
     check_type("permute", torch.Tensor, topk_ids=topk_ids)
@@ -64,6 +72,11 @@ def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | No
 
     The sum is computed in float32, in the order of the token's experts, starting with the first. So the bits are always
     the same. The result is 0 for a token without rows. First derivatives in y and weights.
+
+    Args:
+        y: [num_rows, K], the rows of the experts.
+        row_map: int32 [T, k], that of `permute`.
+        weights: float32 [T, k]. None: 1.
     """
     check_type("unpermute", torch.Tensor, y=y, row_map=row_map)
     check_type_or_none("unpermute", torch.Tensor, weights=weights)

@@ -24,20 +24,27 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(topk_weights float32 [*, topk], topk_ids int32 [*, topk]) of logits [*, E], the best expert first.
 
-    logits: float32, float16 or bfloat16, converted to float32; topk_weights have first derivatives in logits.
-    score_function: "softmax" over the experts, or "sigmoid" or "sqrtsoftplus" of each logit.
-    softmax_after_topk: experts are chosen by their logits, and the weights are the softmax of the chosen logits.
-    renormalize: weights are divided by their sum.
-    expert_bias: [E], added to the scores only for the choice of experts. It has no gradient.
-    num_groups, group_topk: a token chooses from the group_topk best of num_groups equal groups of consecutive experts.
-        The score of a group is the sum over its group_best best experts, topk // group_topk by default.
-    scaling_factor: multiplies the weights last.
-    capacity: the number of entries that each expert accepts; limit_capacity() then drops the others. None: no entry is
-        dropped. For a loss or an expert_bias that balances loads, leave it None, count the loads of these topk_ids, and
-        call limit_capacity() afterwards.
+    Of equal scores the expert with the smaller index is first.
 
-    Of equal scores the expert with the smaller index is first. Raises RuntimeError if an argument does not fit,
-    TypeError if one has a wrong type.
+    Args:
+        logits: float32, float16 or bfloat16, converted to float32; topk_weights have first derivatives in logits.
+        topk: the number of experts of each token.
+        score_function: "softmax" over the experts, or "sigmoid" or "sqrtsoftplus" of each logit.
+        softmax_after_topk: experts are chosen by their logits, and the weights are the softmax of the chosen logits.
+        renormalize: weights are divided by their sum.
+        expert_bias: [E], added to the scores only for the choice of experts. It has no gradient.
+        num_groups: the number of equal groups of consecutive experts. The score of a group is the sum over its
+            group_best best experts. None: there are no groups.
+        group_topk: how many groups a token chooses from.
+        group_best: how many of a group's best scores are summed. None: topk // group_topk.
+        scaling_factor: multiplies the weights last.
+        capacity: the number of entries that each expert accepts; limit_capacity() then drops the others. None: no entry
+            is dropped. For a loss or an expert_bias that balances loads, leave it None, count the loads of these
+            topk_ids, and call limit_capacity() afterwards.
+
+    Raises:
+        RuntimeError: if an argument does not fit.
+        TypeError: if one has a wrong type.
     """
     check_type("route", torch.Tensor, logits=logits)
     check_type_or_none("route", torch.Tensor, expert_bias=expert_bias)
@@ -63,11 +70,19 @@ def limit_capacity(
     """(topk_weights, topk_ids) of the entries that experts accept: each accepts `capacity` entries, in token order.
     Further entries have the id -1 and the weight 0.
 
-    topk_weights float32 and topk_ids int32 [*, topk]: those of route(). topk_weights are differentiable. The numbers
+    The numbers
     that load_balancing_loss() and update_expert_bias_() need are the numbers of topk_ids before this call: an expert
     whose entries are dropped would otherwise seem to have no more load than the others.
 
-    Raises RuntimeError for ids or a capacity that do not fit, TypeError for arguments of a wrong type.
+    Args:
+        topk_weights: float32 [*, topk], those of `route`. Differentiable.
+        topk_ids: int32 [*, topk], those of `route`.
+        num_experts: the number of experts.
+        capacity: the number of entries that each expert accepts.
+
+    Raises:
+        RuntimeError: for ids or a capacity that do not fit.
+        TypeError: for arguments of a wrong type.
     """
     check_type("limit_capacity", torch.Tensor, topk_weights=topk_weights, topk_ids=topk_ids)
     check_type("limit_capacity", int, num_experts=num_experts, capacity=capacity)
@@ -83,7 +98,13 @@ def limit_capacity(
 def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
     """float32 scores [*, E] of logits [*, E], divided by their sum, differentiable: for load_balancing_loss().
 
-    score_function: that of route(). Raises ValueError for another one, TypeError if logits is not a tensor.
+    Args:
+        logits: [*, E], float32, float16 or bfloat16.
+        score_function: that of route().
+
+    Raises:
+        ValueError: for another one.
+        TypeError: if logits is not a tensor.
     """
     check_type("scores", torch.Tensor, logits=logits)
     logits = logits.float()
@@ -100,7 +121,12 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted. To
-    balance loads, pass ids before limit_capacity() has dropped any (or Routing.tokens_per_expert)."""
+    balance loads, pass ids before limit_capacity() has dropped any (or Routing.tokens_per_expert).
+
+    Args:
+        topk_ids: int32 [*, k]. -1 is not counted.
+        num_experts: the number of experts.
+    """
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
     _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
@@ -118,11 +144,19 @@ def load_balancing_loss(
     is `coeff` when experts have equal loads, and larger when tokens prefer loaded experts. It is 0 if there are no
     tokens.
 
-    probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: the loads that the router chose, before
-    entries are dropped (Routing.tokens_per_expert); treated as a constant. With loads after dropping, the loss would be
-    smaller where more is dropped. For the loss over all ranks, sum it over ranks, and pass total_num_tokens (a number
-    or a tensor, T by default) for all ranks too.
-    Raises ValueError for other shapes, TypeError for arguments that are not tensors.
+    Args:
+        probs: [T, E]. Scores of all experts, differentiable.
+        tokens_per_expert: [E]. The loads that the router chose, before entries are dropped (Routing.tokens_per_expert);
+            treated as a constant. With loads after dropping, the loss would be smaller where more is dropped. For the
+            loss over all ranks, sum it over ranks, and pass total_num_tokens (a number or a tensor, T by default) for
+            all ranks too.
+        topk: the number of experts of each token.
+        coeff: the factor of the loss.
+        total_num_tokens: the number of tokens of all ranks, an int or a tensor. None: T.
+
+    Raises:
+        ValueError: for other shapes.
+        TypeError: for arguments that are not tensors.
     """
     check_type("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
     _check_loads("load_balancing_loss", tokens_per_expert, "probs", probs, 2)
@@ -137,9 +171,18 @@ def load_balancing_loss(
 def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tensor, rate: float) -> torch.Tensor:
     """expert_bias += rate * sign(mean load - load), in place and outside of autograd: balances loads without a loss.
 
-    expert_bias [E], floating-point. tokens_per_expert [E], integers: the loads that the router chose, before entries
-    are dropped (Routing.tokens_per_expert), summed over all ranks. Returns expert_bias. Raises ValueError for other
-    shapes or dtypes, TypeError for arguments that are not tensors.
+    Args:
+        expert_bias: [E], floating-point. It is changed in place.
+        tokens_per_expert: [E], integers. The loads that the router chose, before entries are dropped
+            (Routing.tokens_per_expert), summed over all ranks.
+        rate: the step.
+
+    Returns:
+        The tensor expert_bias.
+
+    Raises:
+        ValueError: for other shapes or dtypes.
+        TypeError: for arguments that are not tensors.
     """
     check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
     _check_loads("update_expert_bias_", tokens_per_expert, "expert_bias", expert_bias, 1)

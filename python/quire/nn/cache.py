@@ -91,18 +91,23 @@ def quantize_weights(
 ) -> None:
     """Quantizes the weights of the model's layers and keeps the codes for all later forward passes.
 
-    recipe: the recipe under which the layers will run. None: the recipe under which each layer would run now, else
-        quire.recipe.default(). Under a recipe with another spec for w the codes are not used.
-    optimizer: after each of its steps the weights are quantized again. Without an optimizer, call this function again
-        after each change of the weights.
-
     The codes are stored in the order that matmuls of few tokens read fastest: interleaved (numerics.md 2.4), and on
     CUDA devices plain.
 
     If a weight has changed in any other way (load_state_dict, .data, another optimizer), a forward pass raises
     RuntimeError until this function is called again: the forward pass compares the weight with a fingerprint. Weights
     that are quantized parameters are skipped. Moving or converting the model deletes the codes. Not available within a
-    compiled function. Raises NotImplementedError for weights that fully_shard has sharded.
+    compiled function.
+
+    Args:
+        model: a model with layers of quire.
+        recipe: the recipe under which the layers will run. None: the recipe under which each layer would run now, else
+            quire.recipe.default(). Under a recipe with another spec for w the codes are not used.
+        optimizer: after each of its steps the weights are quantized again. Without an optimizer, call this function
+            again after each change of the weights.
+
+    Raises:
+        NotImplementedError: for weights that fully_shard has sharded.
     """
     check_type("quantize_weights", torch.nn.Module, model=model)
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)

@@ -33,24 +33,44 @@ class GroupedLinear(ProductModule):
     single_grouped_bias there is one `bias` [num_gemms, out_features]. A state dict of either form loads into either
     form.
 
-    init_method: called with each weight; biases are then 0. return_bias: forward returns (y, [biases]), or (y, bias)
-    with single_grouped_bias, and y does not include them.
-    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, for each weight.
-    save_original_input: as for quire.Linear.
-    recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
-    name: stored as an attribute.
-    ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of
-        consecutive groups, and only their parameters. Their names are those that they have in one process: of four
-        groups, the second of two ranks has weight2 and weight3. With single_grouped_weight it has `weight`
-        [num_gemms / size, out_features, in_features]. x and m_splits are those of this rank's groups. A rank can load
-        the state dict of one process. This layer sends no rows; quire.MoE does.
-
-    parallel: how each weight is sharded over ranks (quire.distributed.Parallel, without sequence). in_features and
-        out_features are those of the whole weight. x has all features, or for mode "row" this rank's features.
-        m_splits are the same on all ranks. The first rank adds the bias of a "row" layer to its result, before the sum.
-
     `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.
+
+    Args:
+        num_gemms: the number of groups.
+        in_features: the number of features of x.
+        out_features: the number of features of y.
+        bias: whether the layer adds a bias.
+        params_dtype: the dtype of the parameters. None: torch's default.
+        device: the device of the parameters. None: torch's default.
+        dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
+        init_method: called with each weight; biases are then 0.
+        return_bias: forward returns (y, [biases]), or (y, bias) with single_grouped_bias, and y does not include them.
+        single_grouped_weight: whether the weights are one parameter of three dimensions.
+        single_grouped_bias: whether the biases are one parameter of two dimensions.
+        fuse_wgrad_accumulation: as for quire.Linear, for each weight.
+        delay_wgrad_compute: as for quire.Linear, for each weight.
+        save_original_input: as for quire.Linear.
+        recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
+        name: stored as an attribute.
+        ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of
+            consecutive groups, and only their parameters. Their names are those that they have in one process: of four
+            groups, the second of two ranks has weight2 and weight3. With single_grouped_weight it has `weight`
+            [num_gemms / size, out_features, in_features]. x and m_splits are those of this rank's groups. A rank can
+            load the state dict of one process. This layer sends no rows; quire.MoE does.
+        parallel: how each weight is sharded over ranks (quire.distributed.Parallel, without sequence). in_features and
+            out_features are those of the whole weight. x has all features, or for mode "row" this rank's features.
+            m_splits are the same on all ranks. The first rank adds the bias of a "row" layer to its result, before the
+            sum.
+
+    Shape:
+        - x: [T, in_features], the tokens of the first group, then those of the second one, and so on.
+        - y: [T, out_features].
+
+    Example:
+        >>> layer = quire.GroupedLinear(2, 64, 96)
+        >>> layer(torch.randn(32, 64), [20, 12]).shape
+        torch.Size([32, 96])
     """
 
     #: How each weight is a part of a larger one, of which this rank draws all and keeps its part.
@@ -280,18 +300,25 @@ class GroupedLinear(ProductModule):
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor] | torch.Tensor]:
         """x [*, in_features], whose rows are sorted by group -> [*, out_features].
 
-        m_splits: the number of rows of each group, an integer tensor [num_gemms] (which stays on its device; the host
-            reads no value of it) or a list. Groups can be empty. Rows after the last group belong to no group, give
-            zero and get a zero gradient. Raises RuntimeError if the sum exceeds the rows of x.
-        is_first_microbatch: as for quire.Linear.
-        out: contiguous memory for y, [rows of x, out_features] or of y's shape, in y's dtype. It must not need a
-            gradient or share memory with another argument. Its rows after the last group stay as they are. The result
-            is a view of it (in a compiled function a copy), and `out` itself gets no gradient: it can be passed again.
-        dgrad_out: the same for dx, [rows of x, in_features] or of x's shape; the backward pass copies dx there. This is
-            the dx of this matmul only; autograd adds other gradients of x elsewhere. Not used if x needs no gradient.
-
         The dtype of the result is as for quire.Linear. Raises, before any computation, ValueError if out or dgrad_out
         has another shape, and RuntimeError if other shapes, dtypes or devices do not fit.
+
+        Args:
+            x: [*, in_features], whose rows are sorted by group.
+            m_splits: the number of rows of each group, an integer tensor [num_gemms] (which stays on its device; the
+                host reads no value of it) or a list. Groups can be empty. Rows after the last group belong to no group,
+                give zero and get a zero gradient.
+            is_first_microbatch: as for quire.Linear.
+            out: contiguous memory for y, [rows of x, out_features] or of y's shape, in y's dtype. It must not need a
+                gradient or share memory with another argument. Its rows after the last group stay as they are. The
+                result is a view of it (in a compiled function a copy), and `out` itself gets no gradient: it can be
+                passed again.
+            dgrad_out: the same for dx, [rows of x, in_features] or of x's shape; the backward pass copies dx there.
+                This is the dx of this matmul only; autograd adds other gradients of x elsewhere. Not used if x needs no
+                gradient.
+
+        Raises:
+            RuntimeError: if the sum exceeds the rows of x.
         """
         try:
             check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)

@@ -70,19 +70,42 @@ class LayerNormLinear(ProductModule):
     """quire.LayerNorm (or quire.RMSNorm) followed by quire.Linear, with the same bits, in one pass over the norm's
     result.
 
-    Parameters: layer_norm_weight and layer_norm_bias [in_features] (RMSNorm has no bias), weight [out_features,
+    The parameters are layer_norm_weight and layer_norm_bias [in_features] (RMSNorm has no bias), weight [out_features,
     in_features], bias [out_features] or None, all in params_dtype (None: torch's default).
 
-    normalization: "LayerNorm" or "RMSNorm"; eps, zero_centered_gamma: as for these.
-    init_method: called with weight; bias is then 0. None: the initialisation of torch.nn.Linear.
-    return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
-        precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
-    fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input, recipe: as for quire.Linear.
-    parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
-        norm's parameters are summed over the group.
     Within quire.quantized_model_init the weight is quantized.
 
     Random state and delayed scaling: as for quire.Linear.
+
+    Args:
+        in_features: the number of features of x, over which the norm is computed.
+        out_features: the number of features of y.
+        eps: is added to the variance.
+        bias: whether the layer adds a bias.
+        normalization: "LayerNorm" or "RMSNorm".
+        init_method: called with weight; bias is then 0. None: the initialisation of torch.nn.Linear.
+        return_bias: bias is returned and not added.
+        params_dtype: the dtype of the parameters. None: torch's default.
+        return_layernorm_output: the norm's result is returned too, in high precision. forward returns y, (y, bias), (y,
+            norm) or (y, bias, norm).
+        zero_centered_gamma: the factor of the norm is weight + 1, and weight starts at 0.
+        device: the device of the parameters. None: torch's default.
+        fuse_wgrad_accumulation: as for quire.Linear.
+        delay_wgrad_compute: as for quire.Linear.
+        save_original_input: as for quire.Linear.
+        name: stored as an attribute.
+        recipe: as for quire.Linear.
+        parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
+            norm's parameters are summed over the group.
+
+    Shape:
+        - x: [*, in_features].
+        - y: [*, out_features].
+
+    Example:
+        >>> layer = quire.LayerNormLinear(64, 96, normalization="RMSNorm")
+        >>> layer(torch.randn(32, 64)).shape
+        torch.Size([32, 96])
     """
 
     @with_known_options
@@ -152,7 +175,15 @@ class LayerNormLinear(ProductModule):
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
         """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors are those of a quire.Linear
-        whose input is the norm's result: fp8_grad rounds the gradient of the norm's result."""
+        whose input is the norm's result: fp8_grad rounds the gradient of the norm's result.
+
+        Args:
+            x: [*, in_features].
+            is_first_microbatch: as for quire.Linear.
+            fp8_output: as for quire.Linear.
+            fp8_grad: as for quire.Linear.
+            output_spec: as for quire.Linear.
+        """
         try:
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
             call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)

@@ -30,26 +30,47 @@ class LayerNormMLP(ProductModule):
     ffn_hidden_size. For a gated activation F is 2 * ffn_hidden_size: the rows of the gate, then those of the up
     projection. All are in params_dtype (None: torch's default).
 
-    eps: is added to the variance. bias: False: there are no fc1_bias and fc2_bias.
-    normalization: "LayerNorm" or "RMSNorm". zero_centered_gamma: as for quire.LayerNorm.
-    activation: "gelu" (its tanh form), "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu",
-        "swiglu" or "clamped_swiglu" (numerics.md 11.3). activation_params: limit, alpha and glu_linear_offset of
-        "clamped_swiglu".
-    init_method, output_layer_init_method: of fc1_weight and fc2_weight, as for quire.LayerNormLinear.
-    return_bias: fc2_bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
-        precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
-    checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward then computes the
-        forward pass again, under the same recipe and scales.
-    fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
-    recipe: of both matmuls, as for quire.Linear.
-    parallel: as for quire.Linear, with mode "column". It shards ffn_hidden_size over ranks: fc1 is a "column" layer,
-        fc2 a "row" layer of the same group. With a gated activation, gate and up are sharded separately.
-
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized. Each of the two matmuls has a random
     state and a state of delayed scaling, as quire.Linear has.
 
-    Raises NotImplementedError for an unknown activation, ValueError for another normalization and for parameters that
-    the activation does not have.
+    Args:
+        hidden_size: the number of features of x and y.
+        ffn_hidden_size: the number of features between fc1 and fc2.
+        eps: is added to the variance.
+        return_bias: fc2_bias is returned and not added.
+        init_method: of fc1_weight, as for quire.LayerNormLinear.
+        bias: whether the layer adds a bias.
+        normalization: "LayerNorm" or "RMSNorm".
+        activation: "gelu" (its tanh form), "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu",
+            "silu", "swiglu" or "clamped_swiglu" (numerics.md 11.3).
+        activation_params: limit, alpha and glu_linear_offset of "clamped_swiglu".
+        output_layer_init_method: of fc2_weight, as init_method.
+        params_dtype: the dtype of the parameters. None: torch's default.
+        return_layernorm_output: the norm's result is returned too, in high precision. forward returns y, (y, bias), (y,
+            norm) or (y, bias, norm).
+        zero_centered_gamma: the factor of the norm is weight + 1, and weight starts at 0.
+        device: the device of the parameters. None: torch's default.
+        fuse_wgrad_accumulation: as for quire.Linear, for both weights.
+        delay_wgrad_compute: as for quire.Linear, for both weights.
+        save_original_input: as for quire.Linear, for both weights.
+        name: stored as an attribute.
+        checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward then computes the
+            forward pass again, under the same recipe and scales.
+        recipe: of both matmuls, as for quire.Linear.
+        parallel: as for quire.Linear, with mode "column". It shards ffn_hidden_size over ranks: fc1 is a "column"
+            layer, fc2 a "row" layer of the same group. With a gated activation, gate and up are sharded separately.
+
+    Raises:
+        NotImplementedError: for an unknown activation.
+        ValueError: for another normalization and for parameters that the activation does not have.
+
+    Shape:
+        - x and y: [*, hidden_size].
+
+    Example:
+        >>> layer = quire.LayerNormMLP(64, 128, activation="swiglu")
+        >>> layer(torch.randn(32, 64)).shape
+        torch.Size([32, 64])
     """
 
     products = ("fc1", "fc2")
@@ -142,7 +163,15 @@ class LayerNormMLP(ProductModule):
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
         """x [*, hidden_size] -> the same shape. Options, dtype of the result and errors are those of quire.Linear, for
         each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result; fp8_output
-        and output_spec apply to the module's result."""
+        and output_spec apply to the module's result.
+
+        Args:
+            x: [*, hidden_size].
+            is_first_microbatch: as for quire.Linear.
+            fp8_output: as for quire.Linear.
+            fp8_grad: as for quire.Linear.
+            output_spec: as for quire.Linear.
+        """
         try:
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
             call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)

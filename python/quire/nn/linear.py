@@ -44,28 +44,46 @@ class Linear(ProductModule, torch.nn.Linear):
     None: torch's default). After the same torch.manual_seed they have the same initial values as in torch.nn.Linear.
     The state_dict holds nothing else. Within quire.quantized_model_init the weight is quantized.
 
-    init_method: a function that initialises weight; bias is then 0.
-    return_bias: forward returns (y, bias), and y does not include bias.
-    fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16 or bfloat16, of
-        weight's shape), in the dtype of main_grad. It overwrites main_grad if weight.overwrite_main_grad or
-        is_first_microbatch is true. weight.grad stays None. If weight has an attribute grad_added_to_main_grad,
-        backward sets it to True and gives weight a gradient of zeros, for hooks that wait for one.
-    delay_wgrad_compute: backward does not compute the weight's gradient, and keeps its operands. Each call of
-        backward_dw() computes the oldest gradient.
-    save_original_input: the unquantized x is saved for backward and quantized there.
-    recipe: the recipe outside of every quire.autocast; None is high precision. Delayed scaling is not allowed.
-    name: stored as an attribute.
-    parallel: how the weight is sharded over ranks (quire.distributed.Parallel). The arguments in_features and
-        out_features are those of the whole layer. The attributes of these names are those of this rank. Every rank
-        draws the whole weight and keeps its shard. x must be a plain tensor, and forward takes no output_spec or
-        fp8_output.
-
     Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}. Each backward adds 1 to the counter
     (numerics.md 0.11). quire.rng_state saves this state. It is not a buffer, because DistributedDataParallel would copy
     the first rank's state to all ranks. reset_parameters() sets the seed. So does moving the module from the meta
     device to another one. The seed follows from the state of torch's generator, which does not change, and from the
     data-parallel rank (quire.distributed.data_parallel_rank). Modules that leave the meta device together and are not
     reset have the same seed; quire.set_rng_state sets another one. `delayed` is the layer's state of delayed scaling.
+
+    Args:
+        in_features: the number of features of x.
+        out_features: the number of features of y.
+        bias: whether the layer adds a bias.
+        params_dtype: the dtype of the parameters. None: torch's default.
+        device: the device of the parameters. None: torch's default.
+        dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
+        init_method: a function that initialises weight; bias is then 0.
+        return_bias: forward returns (y, bias), and y does not include bias.
+        fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16 or bfloat16,
+            of weight's shape), in the dtype of main_grad. It overwrites main_grad if weight.overwrite_main_grad or
+            is_first_microbatch is true. weight.grad stays None. If weight has an attribute grad_added_to_main_grad,
+            backward sets it to True and gives weight a gradient of zeros, for hooks that wait for one.
+        delay_wgrad_compute: backward does not compute the weight's gradient, and keeps its operands. Each call of
+            backward_dw() computes the oldest gradient.
+        save_original_input: the unquantized x is saved for backward and quantized there.
+        recipe: the recipe outside of every quire.autocast; None is high precision. Delayed scaling is not allowed.
+        name: stored as an attribute.
+        parallel: how the weight is sharded over ranks (quire.distributed.Parallel). The arguments in_features and
+            out_features are those of the whole layer. The attributes of these names are those of this rank. Every rank
+            draws the whole weight and keeps its shard. x must be a plain tensor, and forward takes no output_spec or
+            fp8_output.
+
+    Shape:
+        - x: [*, in_features], in float32, float16 or bfloat16, with any number of rows, also 0.
+        - y: [*, out_features], in the dtype of x, or that of torch.autocast.
+
+    Example:
+        >>> layer = quire.Linear(64, 96)
+        >>> with quire.autocast(recipe="mxfp8"):
+        ...     y = layer(torch.randn(32, 64))
+        >>> y.shape
+        torch.Size([32, 96])
     """
 
     # What adopt() leaves as it is.
@@ -149,17 +167,23 @@ class Linear(ProductModule, torch.nn.Linear):
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
         """x [*, in_features] -> [*, out_features].
 
-        x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec. One
-            that requires a gradient gets that of its decoded values.
-        is_first_microbatch: True quantizes the weight and keeps the codes; False uses the kept codes (and quantizes if
-            there are none); None does neither. Codes of a weight that has changed since raise an error.
-        output_spec: the result is quantized under this spec: a QuantizedTensor, or if there will be a backward pass a
-            QuantizedActivation. Other layers accept both as input. fp8_output=True: under the recipe's spec for x.
-        fp8_grad: the gradient of x is rounded to the recipe's format of gradients.
-
         If torch.autocast is enabled, the result has its dtype, and x, weight and bias can each be float32, float16 or
         bfloat16; each is quantized from its own dtype. Otherwise the result has x's dtype, which weight and bias must
-        have too, or TypeError is raised (numerics.md 6.2, 6.7). Raises RuntimeError if shapes or devices do not fit.
+        have too, or TypeError is raised (numerics.md 6.2, 6.7).
+
+        Args:
+            x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec.
+                One that requires a gradient gets that of its decoded values.
+            is_first_microbatch: True quantizes the weight and keeps the codes; False uses the kept codes (and quantizes
+                if there are none); None does neither. Codes of a weight that has changed since raise an error.
+            fp8_output: whether the result is quantized under the recipe's spec for x.
+            fp8_grad: the gradient of x is rounded to the recipe's format of gradients.
+            output_spec: the result is quantized under this spec: a QuantizedTensor, or if there will be a backward pass
+                a QuantizedActivation. Other layers accept both as input. fp8_output=True: under the recipe's spec for
+                x.
+
+        Raises:
+            RuntimeError: if shapes or devices do not fit.
         """
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:

@@ -86,36 +86,55 @@ class MoE(Float32Buffers):
     activation such as "swiglu" fc1 has 2 * ffn_hidden_size outputs, [gate, up] as in checkpoints. With
     shared_ffn_hidden_size there is a shared expert, shared_fc1 and shared_fc2. Its result for all tokens is added.
 
-    activation, activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
-    expert_bias: a buffer expert_bias, float32 [num_experts], which is added to the scores only for the choice of
-        experts. It stays float32 when the model is converted. Update it with quire.moe.update_expert_bias_.
-    weight_on_input: routing probabilities multiply the input of an expert instead of its result.
-    init_method: a function that initialises each weight of an expert; biases are then 0.
-    params_dtype, device: of the parameters; None is torch's default.
-    recipe: the recipe of all layers, as for quire.Linear.
-    ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of the
-        experts, and its own tokens (docs/distributed.md). x and y have this rank's tokens, of any number. Rows go to
-        the ranks that have their experts, and results come back. fc1 and fc2 have only the parameters of this rank's
-        experts. Their names are those that they have in one process (GroupedLinear).
-    ep_capacity: with an ep_group, the number of rows that each rank sends to each rank; all sizes follow from it. None:
-        exactly the rows that there are. The host must then read their number in each call.
-    ep_overflow: what happens if a rank has more rows for another rank than ep_capacity. "raise": every rank raises
-        RuntimeError. "drop": the last ones, in the order of its tokens, are dropped, as those beyond `capacity` are.
-    ep_dispatch: "values": rows are sent to experts in x's dtype. "codes": they are quantized before, and codes and
-        scales are sent. Results have the same bits. "codes" needs a recipe under which each row of x has its own
-        scales: MXFP8, MXFP4, fp8_block with 1 x 128 blocks, or NVFP4 with row_scaled_activation. If experts are
-        trained, it also needs backward_override="dequantized", because gradients of weights otherwise use codes of x
-        in blocks of several tokens. Without a recipe, values are sent.
-    tp_group: a process group, or its name, over which each expert is sharded: fc1 by its outputs (gate and up each by
-        itself), fc2 by its inputs, and shared experts likewise. All its ranks have the same tokens, and get the same y.
-        Parameters are this rank's shards, under the names that they have in one process. With an ep_group too, the
-        ranks form a mesh: those of one tp_group have the same experts.
-    routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
-        group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
-
     The results of experts are added in a fixed order, so bits do not depend on threads. Without an ep_group, or with
     ep_capacity, the host never waits for the routing: sizes depend only on the number of tokens. One graph serves every
     routing.
+
+    Args:
+        hidden_size: the number of features of x and y.
+        ffn_hidden_size: the number of features between fc1 and fc2 of an expert.
+        num_experts: the number of experts.
+        top_k: the number of experts of each token.
+        activation: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
+        activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
+        bias: whether experts have biases.
+        expert_bias: a buffer expert_bias, float32 [num_experts], which is added to the scores only for the choice of
+            experts. It stays float32 when the model is converted. Update it with quire.moe.update_expert_bias_.
+        weight_on_input: routing probabilities multiply the input of an expert instead of its result.
+        shared_ffn_hidden_size: the number of features between the layers of a shared expert. None: there is none.
+        single_grouped_weight: whether the weights of all experts are one parameter of three dimensions.
+        init_method: a function that initialises each weight of an expert; biases are then 0.
+        params_dtype: the dtype of the parameters. None: torch's default.
+        device: the device of the parameters. None: torch's default.
+        recipe: the recipe of all layers, as for quire.Linear.
+        ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of
+            the experts, and its own tokens (docs/distributed.md). x and y have this rank's tokens, of any number. Rows
+            go to the ranks that have their experts, and results come back. fc1 and fc2 have only the parameters of this
+            rank's experts. Their names are those that they have in one process (GroupedLinear).
+        ep_capacity: with an ep_group, the number of rows that each rank sends to each rank; all sizes follow from it.
+            None: exactly the rows that there are. The host must then read their number in each call.
+        ep_overflow: what happens if a rank has more rows for another rank than ep_capacity. "raise": every rank raises
+            RuntimeError. "drop": the last ones, in the order of its tokens, are dropped, as those beyond `capacity`
+            are.
+        ep_dispatch: "values": rows are sent to experts in x's dtype. "codes": they are quantized before, and codes and
+            scales are sent. Results have the same bits. "codes" needs a recipe under which each row of x has its own
+            scales: MXFP8, MXFP4, fp8_block with 1 x 128 blocks, or NVFP4 with row_scaled_activation. If experts are
+            trained, it also needs backward_override="dequantized", because gradients of weights otherwise use codes of
+            x in blocks of several tokens. Without a recipe, values are sent.
+        tp_group: a process group, or its name, over which each expert is sharded: fc1 by its outputs (gate and up each
+            by itself), fc2 by its inputs, and shared experts likewise. All its ranks have the same tokens, and get the
+            same y. Parameters are this rank's shards, under the names that they have in one process. With an ep_group
+            too, the ranks form a mesh: those of one tp_group have the same experts.
+        **routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
+            group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
+
+    Shape:
+        - x and y: [*, hidden_size].
+
+    Example:
+        >>> layer = quire.MoE(64, 128, num_experts=4, top_k=2)
+        >>> layer(torch.randn(32, 64)).shape
+        torch.Size([32, 64])
     """
 
     def __init__(
@@ -175,7 +194,12 @@ class MoE(Float32Buffers):
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would return; with return_routing also
-        the Routing. Raises the errors of quire.Linear if dtypes or shapes do not fit."""
+        the Routing. Raises the errors of quire.Linear if dtypes or shapes do not fit.
+
+        Args:
+            x: [*, hidden_size].
+            return_routing: whether to return (y, Routing).
+        """
         try:
             check_type("quire.MoE", torch.Tensor, x=x)
             if x.dim() == 0 or x.shape[-1] != self.hidden_size:

@@ -19,15 +19,25 @@ def prepack_weights(model: torch.nn.Module) -> None:
     restores the previous bytes.
 
     The weights must be quantized parameters (quire.quantized_model_init). The codes of quire.quantize_weights are
-    already interleaved. Raises ValueError if the model has no quantized parameters, RuntimeError for swizzled scales;
-    the model is then unchanged. Not available within a compiled function.
+    already interleaved.
+
+    Args:
+        model: the model. It changes in place.
+
+    Raises:
+        ValueError: if the model has no quantized parameters.
+        RuntimeError: for swizzled scales; the model is then unchanged. Not available within a compiled function.
     """
     _reorder("prepack_weights", model, interleaved=True)
 
 
 @torch.no_grad()
 def unpack_weights(model: torch.nn.Module) -> None:
-    """Reverses prepack_weights(): the codes get the plain order again, with the same bytes. Raises the same errors."""
+    """Reverses prepack_weights(): the codes get the plain order again, with the same bytes. Raises the same errors.
+
+    Args:
+        model: the model. It changes in place.
+    """
     _reorder("unpack_weights", model, interleaved=False)
 
 

@@ -49,6 +49,9 @@ def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". If the
     groups of a layer are sharded over ranks (ep_group), the state is the same as in one process with all groups.
+
+    Args:
+        model: a model with layers of quire.
     """
     return {name: _shifted(state, -module.first_stream()) for name, module, state in _layers(model)}
 
@@ -60,8 +63,13 @@ def _shifted(state: torch.Tensor, by: int) -> torch.Tensor:
 def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Restores the result of rng_state(), on the present devices of the modules.
 
-    Raises ValueError, and changes nothing, unless `state` names exactly the model's layers and every value is an int64
-    tensor of shape [2].
+    Args:
+        model: the same model, or one with layers of the same names.
+        state: the result of `rng_state`.
+
+    Raises:
+        ValueError: unless `state` names exactly the model's layers and every value is an int64 tensor of shape [2].
+            Nothing has then changed.
     """
     check_type("set_rng_state", Mapping, state=state)
     own = {layer: (module, own) for layer, module, own in _layers(model)}

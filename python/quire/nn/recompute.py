@@ -28,8 +28,17 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     present recipe and the present scales of delayed scaling. So backward can run outside of quire.autocast, in another
     thread, and after other forward passes.
 
-    use_reentrant and further keywords are arguments of torch.utils.checkpoint, or of function. Within a compiled
+    Within a compiled
     function the checkpoint is a part of the graph.
+
+    Args:
+        function: the function whose results backward computes again.
+        *args: its arguments.
+        use_reentrant: as for torch.utils.checkpoint.checkpoint.
+        **kwargs: options of torch.utils.checkpoint.checkpoint, or keyword arguments of function.
+
+    Returns:
+        What function returns.
     """
     check_type("quire.checkpoint", Callable, function=function)
     check_type("quire.checkpoint", bool, use_reentrant=use_reentrant)

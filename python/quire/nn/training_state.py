@@ -28,16 +28,6 @@ class TrainingState:
     checkpoint loads with another number of ranks and with another sharding of the model. The state has the
     tensors of the model themselves, so dcp.load writes to the model.
 
-    model: a model of any layers. Weights and optimizer states go through get_model_state_dict and
-        get_optimizer_state_dict of PyTorch. For a layer with parallel=, each rank saves its shard at its place in the
-        whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on. So its
-        codes are kept.
-    optimizer: an optimizer of the model's parameters, a list of them, or None.
-    recipe: the recipe of the model's steps, if it is delayed scaling. Its amax_history_len is the length of the saved
-        histories. With None or another recipe, states of delayed scaling are not saved.
-    group: the ranks that have the same layers; None: all. With pipeline parallelism, the ranks of this stage.
-    amax_reduction_group: the one that is passed to quire.autocast.
-
     The random state of data-parallel rank 0 is saved. Each rank that loads it derives its own
     (quire.distributed.data_parallel_rank). Amaxes that were collected since the last step are reduced over ranks before
     they are saved, as the next step would do.
@@ -46,10 +36,22 @@ class TrainingState:
     result can also be saved with torch.save and loaded with torch.load(weights_only=True). For a layer with parallel=
     this file has the rank's shard.
 
-    Raises RuntimeError if ranks have different layers, if they have different states of delayed scaling
-    (reduce_amax=False), and if layers ran under another delayed scaling than `recipe`. Warns if layers ran under
-    delayed scaling and there is no `recipe`. Warns if the random states of ranks do not follow from one
-    torch.manual_seed; a run that loads them then draws other random numbers.
+    Args:
+        model: a model of any layers. Weights and optimizer states go through get_model_state_dict and
+            get_optimizer_state_dict of PyTorch. For a layer with parallel=, each rank saves its shard at its place in
+            the whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on.
+            So its codes are kept.
+        optimizer: an optimizer of the model's parameters, a list of them, or None.
+        recipe: the recipe of the model's steps, if it is delayed scaling. Its amax_history_len is the length of the
+            saved histories. With None or another recipe, states of delayed scaling are not saved.
+        group: the ranks that have the same layers; None: all. With pipeline parallelism, the ranks of this stage.
+        amax_reduction_group: the one that is passed to quire.autocast.
+
+    Raises:
+        RuntimeError: if ranks have different layers, if they have different states of delayed scaling
+            (reduce_amax=False), and if layers ran under another delayed scaling than `recipe`. Warns if layers ran
+            under delayed scaling and there is no `recipe`. Warns if the random states of ranks do not follow from one
+            torch.manual_seed; a run that loads them then draws other random numbers.
     """
 
     def __init__(
@@ -174,8 +176,14 @@ class TrainingState:
     # ------------------------------------------------------------ loading
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Takes what state_dict() gave, in any process. Raises ValueError if random states or states of delayed scaling
-        are not those of the model's layers."""
+        """Takes what state_dict() gave, in any process.
+
+        Args:
+            state_dict: the result of state_dict().
+
+        Raises:
+            ValueError: if random states or states of delayed scaling are not those of the model's layers.
+        """
         from torch.distributed.checkpoint.state_dict import (
             get_model_state_dict,
             set_model_state_dict,

@@ -44,21 +44,26 @@ def quantized_model_init(
     class QuantizedTensor under the recipe's spec for w (with single_grouped_weight a QuantizedStack). No copy in high
     precision is kept. Per thread.
 
-    enabled: False creates plain weights, also inside an enabled quantized_model_init.
-    recipe: None is quire.recipe.default(). Layers with such weights run only under recipes with the same spec for w.
-    preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
-        weight.get_high_precision_init_val() returns them, None after weight.clear_high_precision_init_val().
-    keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
-        quantized from them after each update. Without them an update is rounded to the format, so small updates are
-        lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit formats do not
-        train.
-
     Of PyTorch's parallel engines, DistributedDataParallel accepts such weights. Its first broadcast decodes them: all
     ranks get the first rank's weights, rounded once more, and master weights rounded to their codes. If the ranks start
     with equal weights, init_sync=False avoids this. fully_shard raises NotImplementedError.
 
-    Weights are quantized in both directions if grad is enabled, else (for inference) only rowwise. Raises TypeError if
-    recipe is not a recipe; ValueError if a module's weight is on the meta device and initial values are to be kept.
+    Weights are quantized in both directions if grad is enabled, else (for inference) only rowwise.
+
+    Args:
+        enabled: False creates plain weights, also inside an enabled quantized_model_init.
+        recipe: None is quire.recipe.default(). Layers with such weights run only under recipes with the same spec for
+            w.
+        preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
+            weight.get_high_precision_init_val() returns them, None after weight.clear_high_precision_init_val().
+        keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
+            quantized from them after each update. Without them an update is rounded to the format, so small updates are
+            lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit formats do not
+            train.
+
+    Raises:
+        TypeError: if recipe is not a recipe.
+        ValueError: if a module's weight is on the meta device and initial values are to be kept.
     """
     recipe = as_recipe("quantized_model_init", recipe)
     flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}

@@ -137,9 +137,13 @@ def _fill(found: Mapping[Matmul, dict[str, float | None]], missing: str) -> list
 class LayerCalibration:
     """The input of one matmul of a layer, or of one of its groups.
 
-    name: of the layer in the model; with the matmul of a layer that has several, "mlp.fc1"; with the number of the
-    group, "experts.fc1[3]". amax: the largest magnitude that it was given, the largest of all layers with the same
-    input if they share a scale. input_scale: the static scale of that amax. rows: how many rows of x it saw.
+    Attributes:
+        name: of the layer in the model; with the matmul of a layer that has several, "mlp.fc1"; with the number of the
+            group, "experts.fc1[3]".
+        amax: the largest magnitude that it was given, the largest of all layers with the same input if they share a
+            scale.
+        input_scale: the static scale of that amax.
+        rows: how many rows of x it saw.
     """
 
     name: str
@@ -152,8 +156,11 @@ class LayerCalibration:
 class CalibrationReport:
     """What quire.calibrate measured. str() gives a table.
 
-    spec: the spec of x. layers: those that saw rows, in the model's order. uncalibrated: names of layers and groups
-    that saw no row, or zeros only, such as experts to which no token was sent.
+    Attributes:
+        spec: the spec of x.
+        layers: those that saw rows, in the model's order.
+        uncalibrated: names of layers and groups that saw no row, or zeros only, such as experts to which no token was
+            sent.
     """
 
     spec: str
@@ -169,17 +176,24 @@ class CalibrationReport:
         """Gives every layer whose own recipe has a static scale of x (the option `given`) the scale that was measured
         for it, in place, and returns the model.
 
-        model: the calibrated model, or one with the same names of layers, after its layers got their recipe: by
-            quire.convert, quire.quantize_model or `recipe=`. Each layer gets the scale of its own recipe: under
-            `fp8_tensor:given` and `nvfp4:global=mul:given` the largest magnitude divided by the largest value, under
-            `nvfp4:global=div:given` the inverse of that quotient, under `nvfp4:given` the largest magnitude itself
-            (numerics.md 2.5, 5.9).
-        missing_input_scale: "raise", or "max": a group for which nothing was measured gets the scale of the group of
-            its layer with the largest.
-
         The scales are buffers, `input_scale`, so they are saved, exported and written by quire.io with the model.
-        Raises ValueError, and changes nothing, if no layer has such a recipe, if nothing was measured for one of them,
-        or if the model is on the meta device; TypeError for arguments of a wrong type.
+
+        Args:
+            model: the calibrated model, or one with the same names of layers, after its layers got their recipe: by
+                quire.convert, quire.quantize_model or `recipe=`. Each layer gets the scale of its own recipe: under
+                `fp8_tensor:given` and `nvfp4:global=mul:given` the largest magnitude divided by the largest value,
+                under `nvfp4:global=div:given` the inverse of that quotient, under `nvfp4:given` the largest magnitude
+                itself (numerics.md 2.5, 5.9).
+            missing_input_scale: "raise", or "max": a group for which nothing was measured gets the scale of the group
+                of its layer with the largest.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: if no layer has such a recipe, if nothing was measured for one of them, or if the model is on
+                the meta device. Nothing has then changed.
+            TypeError: for arguments of a wrong type.
         """
         check_type("CalibrationReport.apply", torch.nn.Module, model=model)
         check_type("CalibrationReport.apply", str, missing_input_scale=missing_input_scale)
@@ -209,16 +223,6 @@ def calibrate(
     """Runs the model on batches and measures static scales of the inputs of its linear layers. The model does not
     change. report.apply(model) puts the scales into its layers.
 
-    batches: inputs of the model. A tensor is its one argument, a tuple or list its arguments, a dict its arguments by
-        name. The model runs as it is, so calibrate it before it is quantized. If it has layers whose own recipe needs
-        static scales, all layers run with decoded weights and unquantized inputs. It runs in eval mode and outside of
-        every quire.autocast and torch.autocast, wherever calibrate is called; decorate the forward of a model that
-        needs torch.autocast. Its random numbers come from a seed of 0. All of this is afterwards as before.
-    recipe: a recipe, its name or its text, whose x has a static scale: the families nvfp4 and fp8_tensor.
-    shared: matmuls that are given the same tensor (q, k and v; gate and up) get one amax, the largest. They then can be
-        joined to one layer. An input that all of them see is the same anyway; amaxes differ only if one of the layers
-        was called more often.
-
     A scale has the meaning that it has in ModelOpt's checkpoints: amax / (6 * 448) for NVFP4 (with the option 256: 6 *
     256), amax / 448 for FP8 (of five exponent bits: 57344), so that code * block scale * input_scale is the value
     (numerics.md 5.9). amax is the largest magnitude over all batches.
@@ -230,8 +234,26 @@ def calibrate(
     Each rank of a layer whose weight is sharded (quire.distributed.Parallel) may see a part of x. The amax is the
     largest of all ranks, which must all call calibrate.
 
-    Raises ValueError for a recipe whose x has no static scale, for inputs that are not finite (naming the layer), for
-    no batches, or if the model has no linear layers; TypeError for arguments of a wrong type.
+    Args:
+        model: the model, unquantized. It does not change.
+        batches: inputs of the model. A tensor is its one argument, a tuple or list its arguments, a dict its arguments
+            by name. The model runs as it is, so calibrate it before it is quantized. If it has layers whose own recipe
+            needs static scales, all layers run with decoded weights and unquantized inputs. It runs in eval mode and
+            outside of every quire.autocast and torch.autocast, wherever calibrate is called; decorate the forward of a
+            model that needs torch.autocast. Its random numbers come from a seed of 0. All of this is afterwards as
+            before.
+        recipe: a recipe, its name or its text, whose x has a static scale: the families nvfp4 and fp8_tensor.
+        shared: matmuls that are given the same tensor (q, k and v; gate and up) get one amax, the largest. They then
+            can be joined to one layer. An input that all of them see is the same anyway; amaxes differ only if one of
+            the layers was called more often.
+
+    Returns:
+        A CalibrationReport.
+
+    Raises:
+        ValueError: for a recipe whose x has no static scale, for inputs that are not finite (naming the layer), for no
+            batches, or if the model has no linear layers.
+        TypeError: for arguments of a wrong type.
     """
     check_type("calibrate", torch.nn.Module, model=model)
     check_type("calibrate", bool, shared=shared)

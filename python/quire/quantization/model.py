@@ -42,26 +42,6 @@ def quantize_model(
     state dict, and quire.conversion_report(model) lists them. The method decides which codes the weights get. Every
     method gives codes of the recipe's format, so files, kernels and exported programs do not depend on it.
 
-    recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every call.
-        If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does. Without
-        batches the layers have no scale yet: quire.calibrate(...).apply(model) gives them one.
-    batches: for "gptq" and static scales, inputs of the model that are like its later inputs: tensors, tuples of
-        arguments or dicts of named arguments. Some thousand tokens are sufficient for small models. The model runs as
-        in quire.calibrate: in eval mode, and outside of every autocast.
-    method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4 weight
-        the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each layer's
-        result on the batches (Frantar et al., 2022): columns are rounded one after the other, those with the largest
-        inputs first, and later columns make up for the error. It reads the inputs that layers get from quantized layers
-        before them, in the codes of x. Scale bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other scales are those of
-        the weight.
-    filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
-        name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
-        embedding keeps its values, and the layer gets codes.
-    missing_input_scale: for static scales: the scale of experts that got no tokens, as for CalibrationReport.apply.
-    gradients: as for quire.convert; "input" lets low-rank adapters train on the quantized weights.
-    damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the weights
-        nearer to their values, which is safer with few batches.
-
     "gptq" reads the operand of each matmul: in a LayerNormLinear and LayerNormMLP what the norm or the activation
     gives, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need
     quire.convert(model) before. If the model has a list of blocks, each of which gets the output of the one before, as
@@ -69,9 +49,36 @@ def quantize_model(
     batches. Otherwise all layers are quantized from the same runs of the unquantized model, with a matrix [in_features,
     in_features] in float64 for each. Layers and groups that got no rows are rounded to nearest, with a warning.
 
-    Raises ValueError if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
-    inputs that are not finite, or for an unknown method; TypeError for arguments of a wrong type. The model is then
-    unchanged.
+    Args:
+        model: the model. It changes in place.
+        recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every
+            call. If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does.
+            Without batches the layers have no scale yet: quire.calibrate(...).apply(model) gives them one.
+        batches: for "gptq" and static scales, inputs of the model that are like its later inputs: tensors, tuples of
+            arguments or dicts of named arguments. Some thousand tokens are sufficient for small models. The model runs
+            as in quire.calibrate: in eval mode, and outside of every autocast.
+        method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4
+            weight the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each
+            layer's result on the batches (Frantar et al., 2022): columns are rounded one after the other, those with
+            the largest inputs first, and later columns make up for the error. It reads the inputs that layers get from
+            quantized layers before them, in the codes of x. Scale bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other
+            scales are those of the weight.
+        filter: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module, name:
+            "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
+            embedding keeps its values, and the layer gets codes.
+        min_features: layers with fewer inputs or outputs are left out.
+        damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the
+            weights nearer to their values, which is safer with few batches.
+        missing_input_scale: for static scales: the scale of experts that got no tokens, as for CalibrationReport.apply.
+        gradients: as for quire.convert; "input" lets low-rank adapters train on the quantized weights.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
+            inputs that are not finite, or for an unknown method.
+        TypeError: for arguments of a wrong type. The model is then unchanged.
     """
     check_type("quantize_model", torch.nn.Module, model=model)
     check_type("quantize_model", str, method=method, missing_input_scale=missing_input_scale)

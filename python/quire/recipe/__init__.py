@@ -46,12 +46,23 @@ _BY_NAME: dict[str, Recipe] = {
 
 
 def names(delayed: bool = True) -> tuple[str, ...]:
-    """The names that from_name accepts. delayed=False: without delayed scaling, which no layer can have as its own."""
+    """The names that from_name accepts. delayed=False: without delayed scaling, which no layer can have as its own.
+
+    Args:
+        delayed: whether to list delayed scaling, which no layer can have as its own recipe.
+    """
     return tuple(name for name, recipe in _BY_NAME.items() if delayed or not recipe.delayed())
 
 
 def from_name(name: str) -> Recipe:
-    """The recipe of that name with its defaults. Raises ValueError, which lists the names."""
+    """The recipe of that name with its defaults.
+
+    Args:
+        name: such as "mxfp8" (`names`).
+
+    Raises:
+        ValueError: for an unknown name. The error lists the names.
+    """
     if name not in _BY_NAME:
         raise ValueError(
             f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{near(str(name), _BY_NAME)}"
@@ -106,9 +117,15 @@ def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | Non
     """Converts an argument `recipe`, wherever one is accepted: a recipe is returned unchanged, a name is from_name(), a
     text with "=" is from_text(), None is None. Of an object with a method frozen() it is what this returns now.
 
-    what: the operation, for errors. by_layer: whether the recipe may differ by layer (Recipe.of_layer). Raises
-    TypeError for anything else, ValueError for an unknown name or a wrong text, NotImplementedError for a recipe that
-    differs by layer.
+    Args:
+        what: the operation, for errors.
+        recipe: a recipe, its name or its text, or None.
+        by_layer: whether the recipe may differ by layer (Recipe.of_layer).
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for an unknown name or a wrong text.
+        NotImplementedError: for a recipe that differs by layer.
     """
     if not isinstance(recipe, Recipe) and hasattr(recipe, "frozen") and not isinstance(recipe, type):
         recipe = recipe.frozen()
@@ -134,7 +151,14 @@ def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | Non
 
 
 def default(device_type: str = HOST.type) -> Recipe:
-    """The recipe that autocast uses by default: MXFP8 on the CPU. Raises NotImplementedError for other devices."""
+    """The recipe that autocast uses by default: MXFP8 on the CPU.
+
+    Args:
+        device_type: a type of torch.device, such as "cpu".
+
+    Raises:
+        NotImplementedError: for other devices.
+    """
     if device_type != HOST.type:
         raise NotImplementedError(
             f"quire has no default recipe for device {device_type!r} in this version; name a recipe"

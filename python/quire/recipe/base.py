@@ -4,7 +4,7 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import ClassVar, NamedTuple, TypeVar
 
 from quire.checks import check_options
 from quire.recipe.linear_spec import LinearSpec
@@ -31,7 +31,15 @@ class Format(enum.Enum):
 
 @dataclass(frozen=True)
 class QParams:
-    """The quantization of one operand, field by field: the content of a recipe's text, for reading."""
+    """The quantization of one operand, field by field: the content of a recipe's text, for reading.
+
+    Args:
+        power_2_scale: whether scales are powers of two.
+        amax_epsilon: the least amax from which a scale is computed.
+        random_hadamard_transform: whether groups of tokens are transformed.
+        stochastic_rounding: whether elements are rounded stochastically.
+        fp4_2d_quantization: whether a scale is for 16 x 16 values.
+    """
 
     power_2_scale: bool = False
     amax_epsilon: float = 0.0
@@ -45,6 +53,9 @@ class MMParams:
     """The precision of the sums of one matmul. True requests float32 sums; False permits lower precision.
 
     quire uses float32 sums in both cases (numerics.md 0.20), so both values have the same result.
+
+    Args:
+        use_split_accumulator: True requests float32 sums. False permits lower precision.
     """
 
     use_split_accumulator: bool = True
@@ -53,19 +64,17 @@ class MMParams:
 Class = TypeVar("Class", bound=type)
 
 
-@dataclass_transform(frozen_default=True)
 def recipe_class(cls: Class) -> Class:
-    """A frozen dataclass that lists its fields when it receives an unknown field."""
-    made = dataclass(frozen=True)(cls)
-    construct, names = made.__init__, [field.name for field in fields(made)]
+    """A dataclass that lists its fields when it receives an unknown field."""
+    construct, names = cls.__init__, [field.name for field in fields(cls)]
 
     @functools.wraps(construct)
     def __init__(self: object, *args: object, **values: object) -> None:
         check_options(cls.__name__, names, values)
         construct(self, *args, **values)
 
-    made.__init__ = __init__
-    return made
+    cls.__init__ = __init__
+    return cls
 
 
 # Functions, because Dynamo can call neither a default that is an MMParams nor a class from a dataclass's closure.
@@ -83,14 +92,18 @@ class Recipe:
     error there.
 
     Two recipes of one class and text are equal for a compiled graph, because a layer reads only the text.
-    input_spec, weight_spec: the canonical texts of the specs for x and w.
-    stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
-    specs: specs_for() without options.
-    delayed_operands: those of "x", "w" and "dy" whose scales come from earlier steps.
-    weight_only: whether x and gradients are not quantized: both specs are "none".
-    static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
-    of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
-        layer, or None for high precision. Only quire.autocast takes such a recipe. by_layer: whether there is one.
+
+    Attributes:
+        input_spec: the canonical texts of the specs for x and w.
+        weight_spec: the canonical texts of the specs for x and w.
+        stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
+        specs: specs_for() without options.
+        delayed_operands: those of "x", "w" and "dy" whose scales come from earlier steps.
+        weight_only: whether x and gradients are not quantized: both specs are "none".
+        static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
+        of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
+            layer, or None for high precision. Only quire.autocast takes such a recipe.
+        by_layer: whether there is one.
     """
 
     of_layer: ClassVar[Callable[[object], "Recipe | None"] | None] = None
@@ -130,9 +143,10 @@ class Recipe:
     def specs_for(self, fp8_grad: bool = False, save_original_input: bool = False) -> LinearSpec:
         """The specs of a call.
 
-        fp8_grad: dx is rounded to the format of dy, to nearest and without a transform. save_original_input: the
-        unquantized x is saved, and quantized in backward for the weight gradient; it has no effect under a
-        backward_override. Neither has an effect if weight_only.
+        Args:
+            fp8_grad: dx is rounded to the format of dy, to nearest and without a transform.
+            save_original_input: the unquantized x is saved, and quantized in backward for the weight gradient; it has
+                no effect under a backward_override. Neither has an effect if weight_only.
         """
         own = self.specs
         if not (fp8_grad or save_original_input) or self.weight_only:
@@ -142,7 +156,12 @@ class Recipe:
         return LinearSpec(own.x, own.w, own.dy, ":".join(options) if fp8_grad else "", backward)
 
     def linear_spec(self, fp8_grad: bool = False, save_original_input: bool = False) -> str:
-        """The text of specs_for(): the `recipe` argument of the operators (docs/specs.md)."""
+        """The text of specs_for(): the `recipe` argument of the operators (docs/specs.md).
+
+        Args:
+            fp8_grad: as for specs_for().
+            save_original_input: as for specs_for().
+        """
         return self.specs_for(fp8_grad, save_original_input).text
 
     # Which class it is, of classes and of recipes; each overrides its own.

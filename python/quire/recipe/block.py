@@ -1,6 +1,6 @@
 """FP8 and FP4 with one scale per block."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from quire.recipe.base import (
     Format,
@@ -20,11 +20,25 @@ from quire.recipe.linear_spec import LinearSpec
 
 
 @recipe_class
+@dataclass(frozen=True)
 class Float8BlockScaling(Recipe):
     """FP8 with one scale per 1 x 128 or 128 x 128 values (numerics.md 3).
 
-    use_f32_scales: keep scales in float32 instead of truncating them to powers of two.
-    x_, w_, grad_block_scaling_dim: 1 for 1 x 128, 2 for 128 x 128; the operands of one matmul cannot both have 2.
+    Args:
+        use_f32_scales: keep scales in float32 instead of truncating them to powers of two. x_, w_,
+            grad_block_scaling_dim: 1 for 1 x 128, 2 for 128 x 128; the operands of one matmul cannot both have 2.
+        fp8_format: E4M3, or HYBRID for E5M2 gradients.
+        x_block_scaling_dim: 1: a scale for 1 x 128 values of x. 2: for 128 x 128. The operands of one matmul cannot
+            both have 2.
+        w_block_scaling_dim: the same for w.
+        grad_block_scaling_dim: the same for dy.
+        fp8_gemm_fprop: the precision of sums (MMParams), without an effect.
+        fp8_gemm_dgrad: as fp8_gemm_fprop.
+        fp8_gemm_wgrad: as fp8_gemm_fprop.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
+            forward pass. "high_precision": with the operands before they were quantized.
     """
 
     use_f32_scales: bool = False
@@ -72,10 +86,18 @@ class Float8BlockScaling(Recipe):
 
 
 @recipe_class
+@dataclass(frozen=True)
 class MXFP8BlockScaling(Recipe):
     """FP8 with a power-of-two scale byte per 32 values (numerics.md 4).
 
-    enable_2d_quantization: weights get one scale per 32 x 32 values, the same in both directions.
+    Args:
+        margin: must be 0.
+        fp8_format: E4M3, or HYBRID for E5M2 gradients.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
+            forward pass. "high_precision": with the operands before they were quantized.
+        enable_2d_quantization: weights get one scale per 32 x 32 values, the same in both directions.
     """
 
     margin: int = 0
@@ -105,13 +127,20 @@ class MXFP8BlockScaling(Recipe):
 
 
 @recipe_class
+@dataclass(frozen=True)
 class MXFP4BlockScaling(Recipe):
     """FP4 with a power-of-two scale byte per 32 values (numerics.md 4); gradients are MXFP8.
 
     Gradients keep 8 bits: 4-bit gradients need stochastic rounding, which this format does not have. NVFP4BlockScaling
     has 4-bit gradients.
-    activation_format: E2M1, or E4M3 for MXFP8 activations; with E4M3 only weights have 4 bits.
-    fp8_format: E4M3, or HYBRID for E5M2 gradients.
+
+    Args:
+        activation_format: E2M1, or E4M3 for MXFP8 activations; with E4M3 only weights have 4 bits.
+        fp8_format: E4M3, or HYBRID for E5M2 gradients.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
+            forward pass. "high_precision": with the operands before they were quantized.
     """
 
     activation_format: Format = Format.E2M1

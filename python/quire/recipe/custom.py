@@ -1,6 +1,7 @@
 """Any spec for any operand."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from quire.recipe.base import Format, Recipe, check_shared_fields, recipe_class
 from quire.recipe.linear_spec import LinearSpec
@@ -19,6 +20,7 @@ def fitting_dy(x: str, w: str) -> str:
 
 
 @recipe_class
+@dataclass(frozen=True)
 class CustomRecipe(Recipe):
     """Any spec for any operand. At construction qfactory is called once for each of "x", "w" and "dy". It returns a
     QuantSpec or its text (docs/specs.md).
@@ -35,6 +37,15 @@ class CustomRecipe(Recipe):
     Only dy can be rounded stochastically, w cannot have a Hadamard transform, and x and dy must have the same
     transform. A recipe that breaks these rules raises ValueError. The specs determine the formats; fp8_format and
     quantization_alignment have no effect and must keep their defaults.
+
+    Args:
+        qfactory: a function of "x", "w" or "dy" that returns a QuantSpec or its text, such as the method get of a dict.
+        fp8_format: has no effect, and must keep its default.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
+            forward pass. "high_precision": with the operands before they were quantized.
+        quantization_alignment: has no effect, and must keep its default.
     """
 
     qfactory: Callable[[str], QuantSpec | str]

@@ -1,21 +1,31 @@
 """FP4 with two levels of scales."""
 
+from dataclasses import dataclass
+
 from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, operand_params, recipe_class, spec
 from quire.recipe.linear_spec import LinearSpec
 
 
 @recipe_class
+@dataclass(frozen=True)
 class NVFP4BlockScaling(Recipe):
     """FP4 with an E4M3 scale byte per 16 values, and one float32 amax per tensor (numerics.md 5).
 
-    disable_rht: no Hadamard transform of the operands of the weight gradient.
-    disable_stochastic_rounding: round gradients to nearest.
-    disable_2d_quantization: weights get one scale per 1 x 16 instead of 16 x 16 values.
-    row_scaled_activation: x has one amax per row; needs disable_rht.
-    nvfp4_4over6: 'none', 'weights', 'activations' or 'all': these operands use the better of two scales in each block.
-        'activations' and 'all' need disable_rht. Gradients never use it.
-    nvfp4_4over6_e4m3_use_256: which of these operands have scale bytes up to 256 instead of 448.
-    nvfp4_4over6_err_mode: 'MAE' or 'MSE', the error that selects the better scale.
+    Args:
+        disable_rht: no Hadamard transform of the operands of the weight gradient.
+        disable_stochastic_rounding: round gradients to nearest.
+        disable_2d_quantization: weights get one scale per 1 x 16 instead of 16 x 16 values.
+        row_scaled_activation: x has one amax per row; needs disable_rht.
+        nvfp4_4over6: 'none', 'weights', 'activations' or 'all': these operands use the better of two scales in each
+            block. 'activations' and 'all' need disable_rht. Gradients never use it.
+        nvfp4_4over6_e4m3_use_256: which of these operands have scale bytes up to 256 instead of 448.
+        nvfp4_4over6_err_mode: 'MAE' or 'MSE', the error that selects the better scale.
+        fp4_format: must be E2M1.
+        fp8_format: must be E4M3, the format of the scale bytes.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
+            forward pass. "high_precision": with the operands before they were quantized.
     """
 
     disable_rht: bool = False

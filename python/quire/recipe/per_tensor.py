@@ -1,7 +1,7 @@
 """FP8 with one scale per tensor, from the tensor itself or from earlier steps."""
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -26,11 +26,20 @@ from quire.recipe.linear_spec import LinearSpec
 
 
 @recipe_class
+@dataclass(frozen=True)
 class Float8CurrentScaling(Recipe):
     """FP8 with one float32 scale per tensor, from the tensor's own amax (numerics.md 2).
 
-    use_power_2_scales: truncate scales to powers of two, for all three operands.
-    fp8_format: HYBRID (gradients E5M2) or E4M3.
+    Args:
+        use_power_2_scales: truncate scales to powers of two, for all three operands.
+        fp8_format: HYBRID (gradients E5M2) or E4M3.
+        fp8_gemm_fprop: the precision of sums (MMParams), without an effect.
+        fp8_gemm_dgrad: as fp8_gemm_fprop.
+        fp8_gemm_wgrad: as fp8_gemm_fprop.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
+            forward pass. "high_precision": with the operands before they were quantized.
     """
 
     use_power_2_scales: bool = False
@@ -67,17 +76,23 @@ class Float8CurrentScaling(Recipe):
 
 
 @recipe_class
+@dataclass(frozen=True)
 class DelayedScaling(Recipe):
     """FP8 with one float32 scale per tensor, from the amaxes of earlier steps (numerics.md 1.4-1.7).
 
-    margin: the scale leaves a factor of 2^margin between the amax and the largest value of the format.
-    fp8_format: HYBRID (gradients E5M2) or E4M3.
-    amax_history_len: the number of steps in the history. When it changes, a layer's history is cut or padded.
-    amax_compute_algo: "max" of the history, "most_recent" step, or a function: history [length, slots] -> amax [slots].
-    scaling_factor_compute_algo: None, or a function (amax, old scale, largest value, recipe) -> scale. If either is a
-        function, states change by the formula that numerics.md 1.6 has for functions.
-    reduce_amax: with torch.distributed, all ranks use the largest amax of all ranks; amax_reduction_group of autocast
-        restricts this to a process group.
+    Args:
+        margin: the scale leaves a factor of 2^margin between the amax and the largest value of the format.
+        fp8_format: HYBRID (gradients E5M2) or E4M3.
+        amax_history_len: the number of steps in the history. When it changes, a layer's history is cut or padded.
+        amax_compute_algo: "max" of the history, "most_recent" step, or a function: history [length, slots] -> amax
+            [slots].
+        scaling_factor_compute_algo: None, or a function (amax, old scale, largest value, recipe) -> scale. If either is
+            a function, states change by the formula that numerics.md 1.6 has for functions.
+        reduce_amax: with torch.distributed, all ranks use the largest amax of all ranks; amax_reduction_group of
+            autocast restricts this to a process group.
+        fp8_dpa: must be False: quire does not quantize attention.
+        fp8_mha: must be False: quire does not quantize attention.
+        backward_override: must be None.
     """
 
     #: A subclass may have fewer.

@@ -41,11 +41,6 @@ class QuantizedActivation(DataTensors):
     """The codes and scales of a tensor that has a gradient. quire.quantize and layers return it (fp8_output,
     output_spec), and layers accept it as x.
 
-    carrier: a tensor with the shape and dtype of the decoded tensor and the memory of one element. Its value is not
-        used. Autograd passes the gradient through it, as if quantization were the identity (straight-through).
-    buffers: the six buffers in the order of quire.tensor.BUFFER_NAMES, None if absent.
-    spec_text: the canonical text of the spec.
-
     rowwise_data, rowwise_scale and so on: the buffers by name.
 
     PyTorch's functions, arithmetic and the methods of a tensor take its decoded values and return plain tensors, whose
@@ -54,6 +49,12 @@ class QuantizedActivation(DataTensors):
     It consists of plain tensors and is a pytree. So it can be an argument or a result of a compiled function. Its parts
     are checked when it is used: TypeError for parts of other types, RuntimeError or ValueError for shapes or dtypes
     that do not fit the spec.
+
+    Args:
+        carrier: a tensor with the shape and dtype of the decoded tensor and the memory of one element. Its value is not
+            used. Autograd passes the gradient through it, as if quantization were the identity (straight-through).
+        buffers: the six buffers in the order of quire.tensor.BUFFER_NAMES, None if absent.
+        spec_text: the canonical text of the spec.
     """
 
     carrier: torch.Tensor
@@ -108,7 +109,11 @@ class QuantizedActivation(DataTensors):
         return from_list(buffers, self.spec_text, self.shape, self.dtype)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The decoded tensor, as QuantizedTensor.dequantize; its gradient is that of the carrier."""
+        """The decoded tensor, as QuantizedTensor.dequantize; its gradient is that of the carrier.
+
+        Args:
+            dtype: as for QuantizedTensor.dequantize.
+        """
         self.check()
         dtype = self.dtype if dtype is None else dtype
         return Decoded.apply(self.carrier, self.detach(), dtype)

@@ -108,13 +108,18 @@ def from_list(
 class TensorProto:
     """A description of a quantized tensor, without its data.
 
-    shape: the shape of the decoded tensor. dtype: float32, float16 or bfloat16, the dtype to which it is decoded by
-    default. spec: a QuantSpec, or its text.
-    requires_grad: whether create_tensor() makes a leaf that collects a gradient. device: of the buffers.
-    rowwise, columnwise: the directions that are stored, at least one.
-    stacked: whether it describes a QuantizedStack, of shape [E, N, K].
+    Args:
+        shape: the shape of the decoded tensor.
+        dtype: float32, float16 or bfloat16, the dtype to which it is decoded by default.
+        spec: a QuantSpec, or its text.
+        requires_grad: whether create_tensor() makes a leaf that collects a gradient.
+        device: of the buffers.
+        rowwise: whether codes along the last dimension are stored.
+        columnwise: whether codes along the first one are stored. At least one of the two is.
+        stacked: whether it describes a QuantizedStack, of shape [E, N, K].
 
-    Raises ValueError for arguments that do not fit.
+    Raises:
+        ValueError: for arguments that do not fit.
     """
 
     shape: tuple[int, ...]
@@ -162,7 +167,15 @@ class TensorProto:
         return tensor.requires_grad_() if self.requires_grad else tensor
 
     def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> TensorProto:
-        """The same description with other directions; None leaves one as it is. Raises ValueError if none is left."""
+        """The same description with other directions; None leaves one as it is.
+
+        Args:
+            rowwise: whether rowwise codes are stored. None: as before.
+            columnwise: whether columnwise codes are stored. None: as before.
+
+        Raises:
+            ValueError: if none is left.
+        """
         return replace(
             self,
             rowwise=self.rowwise if rowwise is None else rowwise,

@@ -18,12 +18,16 @@ class Origin:
     """Where a quantized weight was read from, as the attribute QuantizedTensor.origin keeps it. So quire.io.save can
     write it back in the same form. It does not contain the codes and scales of the weight.
 
-    dialect, layout: the dialect, and which of its layouts, such as "modelopt" and "NVFP4".
-    names: role of a tensor, such as "data" or "scale" -> its name in the file.
-    dtypes, shapes: role -> the dtype and the shape in the file.
-    verbatim: role -> a tensor of the file that belongs to the layer and is not a part of the weight. It is kept for
-        saving.
-    parts: the origins of the layers from which the weight was joined, in the order of its rows or matrices; or empty.
+    Args:
+        dialect: the dialect, such as "modelopt".
+        layout: which of its layouts, such as "NVFP4".
+        names: role of a tensor, such as "data" or "scale" -> its name in the file.
+        dtypes: role -> the dtype in the file.
+        shapes: role -> the shape in the file.
+        verbatim: role -> a tensor of the file that belongs to the layer and is not a part of the weight. It is kept for
+            saving.
+        parts: the origins of the layers from which the weight was joined, in the order of its rows or matrices; or
+            empty.
     """
 
     dialect: str
@@ -45,7 +49,11 @@ class Origin:
     @classmethod
     def of_state(cls, state: object) -> Origin:
         """The inverse of state(). The state can come from anywhere: raises TypeError if state() does not give such
-        values."""
+        values.
+
+        Args:
+            state: the result of state().
+        """
         kinds = {"dialect": str, "layout": str, "names": dict, "dtypes": dict, "shapes": dict, "verbatim": dict}
         kinds |= {"parts": list}
         each = {"names": str, "dtypes": torch.dtype, "shapes": tuple, "verbatim": torch.Tensor}

@@ -67,13 +67,6 @@ class _Nowhere(int):
 class QuantizedTensor(DataTensors, torch.Tensor):
     """A tensor with a logical shape and a floating-point dtype, whose storage consists of codes and scales only.
 
-    rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as in
-    TensorProto.buffers(), None if absent; `value = code * scale`. spec: a QuantSpec. dtype: the default dtype of
-    dequantize() and the dtype of the gradient; .to(dtype) among float32, float16 and bfloat16 changes only this.
-    master: None, or float32 master weights of the same shape. In-place operators change the master weights, and the
-    codes are then quantized from them. given_scale: None, or the scale that quire.quantize received instead of
-    measuring an amax; in-place operators keep using it.
-
     PyTorch's operators treat it as follows. quire's own operators accept only buffers (buffer_list()) and raise an
     error for a QuantizedTensor.
 
@@ -89,6 +82,28 @@ class QuantizedTensor(DataTensors, torch.Tensor):
     * All other operators compute on the decoded values and return plain tensors.
 
     The gradient of a leaf is a plain tensor.
+
+    Args:
+        spec: a QuantSpec or its text.
+        shape: the logical shape.
+        dtype: the default dtype of dequantize() and the dtype of the gradient; .to(dtype) among float32, float16 and
+            bfloat16 changes only this.
+        requires_grad: whether the tensor collects a gradient.
+        master: None, or float32 master weights of the same shape. In-place operators change the master weights, and the
+            codes are then quantized from them.
+        given_scale: None, or the scale that quire.quantize received instead of measuring an amax; in-place operators
+            keep using it.
+        is_part: whether the buffers are parts of those of a larger tensor.
+        strides: the strides that the tensor reports. None: those of a contiguous tensor.
+        **buffers: the six buffers by name, None or left out if absent.
+
+    Attributes:
+        rowwise_data: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
+        rowwise_scale: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
+        rowwise_amax: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
+        columnwise_data: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
+        columnwise_scale: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
+        columnwise_amax: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
     """
 
     spec: QuantSpec
@@ -159,9 +174,18 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         shape: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedTensor:
-        """A tensor of the given buffers, by name, without a copy; for the class QuantizedStack a stack of shape [E, N,
-        K]. Raises ValueError unless the buffers are exactly those of TensorProto: names, dtypes, shapes, contiguous, on
-        one device."""
+        """A tensor of the given buffers, without a copy; for the class QuantizedStack a stack of shape [E, N, K].
+
+        Args:
+            buffers: name -> tensor, those of TensorProto.buffers().
+            spec: a QuantSpec or its text.
+            shape: the logical shape.
+            dtype: the default dtype of dequantize().
+
+        Raises:
+            ValueError: unless the buffers are exactly those of TensorProto: names, dtypes, shapes, contiguous, on one
+                device.
+        """
         what = f"{cls.__name__}.from_buffers"
         check_type(what, Mapping, buffers=buffers)
         given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
@@ -320,7 +344,11 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         there are any, else from columnwise codes (numerics.md 3.4, 4.6, 5.1). In backward the gradient passes through
         unchanged.
 
-        Raises ValueError if only columnwise codes of a Hadamard-transformed tensor are stored.
+        Args:
+            dtype: float32, float16 or bfloat16. None: self.dtype.
+
+        Raises:
+            ValueError: if only columnwise codes of a Hadamard-transformed tensor are stored.
         """
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
@@ -360,8 +388,17 @@ class QuantizedTensor(DataTensors, torch.Tensor):
 
         A direction is added without loss if its codes are the codes of the other direction in another order:
         fp8_tensor, and tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is
-        quantized from `master`, or, with requantize=True, from the decoded values, which is a second rounding. Raises
-        ValueError, and changes nothing, if neither is possible or if no direction would be left.
+        quantized from `master`, or, with requantize=True, from the decoded values, which is a second rounding.
+
+        Args:
+            rowwise: False drops the rowwise codes, True adds them, None leaves them.
+            columnwise: the same for columnwise codes.
+            requantize: whether a direction may be quantized from the decoded values, which is a second rounding.
+            rowwise_usage: another word for rowwise.
+            columnwise_usage: another word for columnwise.
+
+        Raises:
+            ValueError: if neither is possible or if no direction would be left. Nothing has then changed.
         """
         rowwise = _either("rowwise", rowwise, rowwise_usage)
         columnwise = _either("columnwise", columnwise, columnwise_usage)
@@ -423,11 +460,17 @@ class QuantizedTensor(DataTensors, torch.Tensor):
     ) -> QuantizedTensor:
         """Quantizes other values of the same shape with the same spec into the same storage; returns self.
 
-        noop_flag: a tensor of one element. If it is not 0, the tensor keeps what it stores. The host does not read it,
-            so a captured graph can replay either.
-        options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
-        ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
-        seed.
+        `master`, if there is one, becomes the values.
+
+        Args:
+            values: float32, float16 or bfloat16, of the same shape.
+            noop_flag: a tensor of one element. If it is not 0, the tensor keeps what it stores. The host does not read
+                it, so a captured graph can replay either.
+            **options: seed, offset and scale, as for quire.quantize.
+
+        Raises:
+            ValueError: with nothing changed, for another shape and for a spec that rounds stochastically if there is no
+                seed.
         """
         if noop_flag is not None:
             return self._quantize_unless(noop_flag, values, options)
@@ -548,15 +591,16 @@ class QuantizedTensor(DataTensors, torch.Tensor):
 
     @property
     def get_high_precision_init_val(self) -> Callable[[], torch.Tensor | None]:
-        """get_high_precision_init_val(): the values before quantization, on the CPU. Absent where nothing was
-        kept (quantized_model_init, preserve_high_precision_init_val)."""
+        """A function without arguments that returns the values before quantization, on the CPU. Absent where nothing
+        was kept (quantized_model_init, preserve_high_precision_init_val).
+        """
         if "_high_precision_init_val" not in self.__dict__:
             raise AttributeError("get_high_precision_init_val")
         return functools.partial(self.__dict__.get, "_high_precision_init_val")
 
     @property
     def clear_high_precision_init_val(self) -> Callable[[], None]:
-        """clear_high_precision_init_val(): forgets them, and get_high_precision_init_val() returns None."""
+        """A function without arguments that forgets them, and get_high_precision_init_val() returns None."""
         if "_high_precision_init_val" not in self.__dict__:
             raise AttributeError("clear_high_precision_init_val")
         return functools.partial(self.__dict__.__setitem__, "_high_precision_init_val", None)

@@ -37,7 +37,12 @@ class QuantSpec:
     """How a tensor is quantized, as text such as "nvfp4:rht:sr"; docs/specs.md has the grammar.
 
     Kept in canonical form, so that equal specs are equal values: QuantSpec("mxfp8") == QuantSpec("mxfp8").
-    Raises ValueError that points at the wrong part of the text and lists what is allowed there.
+
+    Args:
+        text: the family and its options, such as "nvfp4:rht:sr".
+
+    Raises:
+        ValueError: for a wrong text. The error points at the wrong part and lists what is allowed there.
     """
 
     text: str

@@ -19,14 +19,32 @@ class QuantizedStack(QuantizedTensor):
     Each buffer has the shape that it has for one matrix, after a first dimension E. stack[e], select() and unbind()
     return QuantizedTensors, and slices of the first dimension return QuantizedStacks. These share the memory of the
     stack: writing to them writes to the stack. It is a subclass of QuantizedTensor, and otherwise works as one.
+
+    Args:
+        spec: a QuantSpec or its text.
+        shape: the logical shape [E, N, K].
+        dtype: as for QuantizedTensor.
+        requires_grad: as for QuantizedTensor.
+        master: as for QuantizedTensor.
+        given_scale: as for QuantizedTensor.
+        is_part: as for QuantizedTensor.
+        strides: as for QuantizedTensor.
+        **buffers: the six buffers by name, each after a first dimension E.
     """
 
     stacked = True
 
     @classmethod
     def of(cls, parts: Sequence[QuantizedTensor]) -> QuantizedStack:
-        """A stack of copies of one or more matrices [N, K]. Raises TypeError for a part that is not a QuantizedTensor,
-        and ValueError for matrices that differ in spec, shape, dtype or stored directions."""
+        """A stack of copies of one or more matrices [N, K].
+
+        Args:
+            parts: QuantizedTensors [N, K] that differ in nothing but their values.
+
+        Raises:
+            TypeError: for a part that is not a QuantizedTensor.
+            ValueError: for matrices that differ in spec, shape, dtype or stored directions.
+        """
         plain = [part for part in parts if not isinstance(part, QuantizedTensor)]
         if plain:
             raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {describe(plain[0])}; quantize it")
@@ -53,7 +71,11 @@ class QuantizedStack(QuantizedTensor):
         return QuantizedStack(spec_of(text), size, dtype, is_part=is_part, **inner)
 
     def part(self, index: int) -> QuantizedTensor:
-        """Matrix number `index`. It shares the memory of the stack."""
+        """Matrix number `index`. It shares the memory of the stack.
+
+        Args:
+            index: the number of the matrix.
+        """
         named = {name: None if t is None else t[index] for name, t in self.named().items()}
         return QuantizedTensor(self.spec, self.shape[1:], self.dtype, **named)
 
