@@ -92,6 +92,7 @@ def convert(
     *,
     min_features: int = MIN_FEATURES,
     for_inference: bool = False,
+    like: Literal["training"] | None = None,
     tokens: int | None = 1,
     gradients: Literal["input"] | None = None,
 ) -> torch.nn.Module:
@@ -127,6 +128,10 @@ def convert(
             is tied to an embedding is untied, with a warning: the embedding keeps its values, and the layer gets codes.
             A weight that PyTorch computes in every call (torch.nn.utils.prune, weight_norm, spectral_norm, parametrize)
             is replaced by its value in evaluation mode, and what computes it is removed.
+        like: "training", only with for_inference: the layers compute what they compute in training under the recipe, bit
+            for bit, because weights keep its specs. Under NVFP4 a weight keeps one scale for 16 x 16 values. Use it
+            where log-probabilities of a server are compared with those of the trainer (docs/invariance.md). None:
+            weights get the scales with the smallest errors.
         tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
             shape with that many rows, about two seconds in all, and does not convert layers that would become more than
             5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect
@@ -152,7 +157,8 @@ def convert(
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
-    plan = _plan(checked_recipe("convert", recipe), for_inference, tokens, gradients)
+    _check_like(like, for_inference)
+    plan = _plan(checked_recipe("convert", recipe), for_inference, tokens, gradients, like)
     selection = select(model, plan, filter, min_features)
     with selection.plain_weights() as computed:
         report = carry_out(selection, {}, computed)
@@ -209,7 +215,9 @@ def _convert(
     return ConversionReport(type(model).__name__, text, tuple(layers), notes, left, timed, held, apart)
 
 
-def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None, gradients: str | None) -> Plan:
+def _plan(
+    recipe: Recipe | None, for_inference: bool, tokens: int | None, gradients: str | None, like: str | None
+) -> Plan:
     check_gradients("convert", gradients)
     if gradients is not None and not for_inference:
         raise ValueError(
@@ -223,7 +231,7 @@ def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None, gradie
             f"convert: for_inference=True needs a recipe, one of {', '.join(names(delayed=False))}; "
             "quire.recommend(model, tokens) measures which one is fastest on this machine"
         )
-    return Plan(inference_recipe(recipe, gradients), True, tokens)
+    return Plan(inference_recipe(recipe, gradients, like_training=like is not None), True, tokens)
 
 
 def _check(model: object, filter: object, tokens: object) -> None:
@@ -235,6 +243,18 @@ def _check(model: object, filter: object, tokens: object) -> None:
             'to choose by name: lambda module, name: "lm_head" not in name'
         )
     check_tokens("convert", tokens)
+
+
+def _check_like(like: object, for_inference: bool) -> None:
+    if like is None:
+        return
+    if like != "training":
+        raise ValueError(f"convert: like must be 'training' or None, got {like!r}")
+    if not for_inference:
+        raise ValueError(
+            "convert: like='training' says how weights for inference are quantized, and for_inference is False; pass "
+            "for_inference=True, or leave like out"
+        )
 
 
 def _layers(model: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:

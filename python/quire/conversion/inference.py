@@ -30,16 +30,16 @@ def check_gradients(what: str, gradients: str | None) -> None:
         )
 
 
-def inference_recipe(recipe: Recipe, gradients: str | None = None) -> Recipe:
+def inference_recipe(recipe: Recipe, gradients: str | None = None, like_training: bool = False) -> Recipe:
     """The recipe without the parts that only backward needs. NVFP4: no transform, no stochastic rounding, and one scale
     per 1 x 16 values of a weight instead of 16 x 16, which gives smaller errors. gradients="input": backward reads the
-    decoded weight, because there are no columnwise codes."""
+    decoded weight, because there are no columnwise codes. like_training: the scales of a weight stay, and so do the
+    bits of forward."""
     if gradients is not None and recipe.backward_override is None:
         recipe = dataclasses.replace(recipe, backward_override="dequantized")
     if isinstance(recipe, NVFP4BlockScaling):
-        return dataclasses.replace(
-            recipe, disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=True
-        )
+        tiles = {} if like_training else {"disable_2d_quantization": True}
+        return dataclasses.replace(recipe, disable_rht=True, disable_stochastic_rounding=True, **tiles)
     return recipe
 
 
