@@ -128,8 +128,8 @@ def convert(
             is tied to an embedding is untied, with a warning: the embedding keeps its values, and the layer gets codes.
             A weight that PyTorch computes in every call (torch.nn.utils.prune, weight_norm, spectral_norm, parametrize)
             is replaced by its value in evaluation mode, and what computes it is removed.
-        like: "training", only with for_inference: the layers compute what they compute in training under the recipe, bit
-            for bit, because weights keep its specs. Under NVFP4 a weight keeps one scale for 16 x 16 values. Use it
+        like: "training", only with for_inference: the layers compute what they compute in training under the recipe,
+            bit for bit, because weights keep its specs. Under NVFP4 a weight keeps one scale for 16 x 16 values. Use it
             where log-probabilities of a server are compared with those of the trainer (docs/invariance.md). None:
             weights get the scales with the smallest errors.
         tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each

@@ -91,7 +91,8 @@ void keep_operands(const WgradStash::Args& a) {
 }
 
 void check_on_host(const op::OptionalTensor& stash, const char* op) {
-  quire::check(!stash || op::on_host(stash->device()), op, ": wgrad_stash must be on the CPU, whichever device computes, got it on ",
+  quire::check(!stash || op::on_host(stash->device()), op,
+               ": wgrad_stash must be on the CPU, whichever device computes, got it on ",
                stash ? stash->device() : at::Device(op::kHost), "; move it with .cpu()");
 }
 

@@ -83,8 +83,8 @@ class Call {
   }
 
   /// What PyTorch refuses, it refuses when it is called, on every device. Kernels of the CPU look at their arguments
-  /// themselves, so one runs here first, on small tensors of other values. An operator that takes neither zeros nor ones
-  /// takes no arguments of these sizes and dtypes. Results of out= get the sizes that it gives them.
+  /// themselves, so one runs here first, on small tensors of other values. An operator that takes neither zeros nor
+  /// ones takes no arguments of these sizes and dtypes. Results of out= get the sizes that it gives them.
   void rehearse() const {
     for (const double value : {0.0, 1.0}) {
       bool small = true;
