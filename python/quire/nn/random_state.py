@@ -1,25 +1,28 @@
 """Random states of layers: their seeds, and the values that a checkpoint needs besides state_dict to resume exactly."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from quire.checks import check_type
-from quire.loading.devices import HOST
+from quire.loading.devices import HOST, generator_state
 
 
 def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     """Sets new seeds and counters of 0 in random states, int64 [2] {seed, counter}.
 
-    Seeds are below 2**63 and are derived from torch's default generator without advancing it, and from a data-parallel
-    rank for each: ranks that start from one torch.manual_seed get different seeds for different ranks. Rank 0 gets
-    the seeds of a single process.
+    Seeds are below 2**63 and are derived from torch's default generator and that of the states' device without
+    advancing either, and from a data-parallel rank for each: ranks that start from one torch.manual_seed get different
+    seeds for different ranks. Rank 0 gets the seeds of a single process.
     """
     fork = torch.default_generator.clone_state()
     with torch.no_grad():
         for state, rank in zip(states, ranks, strict=True):
             state[:1].copy_(
-                torch.randint(2**63 - 1, (1,), generator=fork, dtype=torch.int64, device=HOST) ^ _of_rank(rank)
+                torch.randint(2**63 - 1, (1,), generator=fork, dtype=torch.int64, device=HOST)
+                ^ _of_rank(rank)
+                ^ _of_device(state.device)
             )
             state[1:].zero_()
 
@@ -27,6 +30,13 @@ def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
 def _of_rank(rank: int) -> int:
     """What the seed of a data-parallel rank differs by from that of rank 0."""
     return rank * 0x9E3779B97F4A7C15 % 2**63
+
+
+def _of_device(device: torch.device) -> int:
+    """What a seed differs by on an accelerator, where initial weights are drawn from a generator of its own: without it
+    all layers that are made there would have one seed."""
+    drawn_from = generator_state(device)
+    return int.from_bytes(hashlib.sha256(drawn_from).digest()[:8], "little") % 2**63 if drawn_from else 0
 
 
 def own_rank() -> int:

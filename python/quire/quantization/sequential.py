@@ -226,7 +226,7 @@ class Gptq:
         """x as the matmul has it, in float32."""
         if self.input_spec is None:
             return x.float()
-        scale = self.scales[one][group : group + 1] if one in self.scales else None
+        scale = self.scales[one][group : group + 1].to(x.device) if one in self.scales else None
         return quantize(x, self.input_spec, scale=scale).dequantize(torch.float32)
 
     def _finish(self, moments: dict[Matmul, list[Moments]]) -> None:

@@ -19,7 +19,7 @@ class Direction:
         self.largest = LARGEST[element]
 
     def collect(self, slot, amax):
-        self.history[0, slot] = max(self.history[0, slot], F32(amax))
+        self.history[0, slot] = max(self.history[0, slot], F32(float(amax)))
 
     def resize(self, length):
         """1.4: cut at the end, or padded there with zeros."""
@@ -69,9 +69,9 @@ class Layer:
             (self.bwd, state.bwd_scale, state.bwd_amax, state.bwd_history),
         ):
             length = len(ours.history)
-            np.testing.assert_array_equal(scale.numpy(), ours.scale)
-            np.testing.assert_array_equal(amax.numpy(), ours.history[0])
-            np.testing.assert_array_equal(history[1:length].numpy(), ours.history[1:])
+            np.testing.assert_array_equal(scale.cpu().numpy(), ours.scale)
+            np.testing.assert_array_equal(amax.cpu().numpy(), ours.history[0])
+            np.testing.assert_array_equal(history[1:length].cpu().numpy(), ours.history[1:])
             assert not history[0].any() and not history[length:].any()
 
 
@@ -87,7 +87,7 @@ def grid(element):
 def cast(x, scale, element="e4m3"):
     """1.5: (codes, values) of x under a scale, to nearest with ties to even codes. x finite."""
     values = grid(element)
-    scaled = (x.detach().float().numpy() * F32(scale)).astype(np.float64)
+    scaled = (x.detach().cpu().float().numpy() * F32(scale)).astype(np.float64)
     magnitude = np.minimum(np.abs(scaled), values[-1])
     above = np.clip(np.searchsorted(values, magnitude), 1, len(values) - 1)
     low, high = magnitude - values[above - 1], values[above] - magnitude
@@ -103,7 +103,7 @@ def used_scales(records, role):
 
 def stored(scale):
     """What a tensor that was cast with this scale stores."""
-    return float(F32(1) / F32(scale))
+    return float(F32(1) / F32(float(scale)))
 
 
 def varied(step, *shape, low=-6, high=6, seed=0):

@@ -17,6 +17,8 @@ from quire.autocast import active_recipe, active_rule
 from quire.delayed import state
 from quire.recipe import DelayedScaling
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture
 def layer():

@@ -18,6 +18,8 @@ from python.delayed.delayed_reference import (
 )
 from quire.recipe import DelayedScaling, Float8CurrentScaling, Format, MXFP8BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture
 def layer():
@@ -62,14 +64,15 @@ def test_results_are_the_products_of_tensors_cast_with_those_scales(layer):
         (x_codes, xq), (w_codes, wq) = cast(x, model.fwd.scale[0]), cast(layer.weight, model.fwd.scale[1])
         dy_codes, dyq = cast(dy, model.bwd.scale[0], "e5m2")
         for record, codes in zip(records, (x_codes, w_codes, dy_codes), strict=True):
-            np.testing.assert_array_equal(record.tensor.rowwise_data.numpy(), codes)
+            np.testing.assert_array_equal(record.tensor.rowwise_data.cpu().numpy(), codes)
         for ours, exact, size in (
-            (y, xq @ wq.T + layer.bias.detach().double().numpy(), np.abs(xq) @ np.abs(wq.T)),
+            (y, xq @ wq.T + layer.bias.detach().cpu().double().numpy(), np.abs(xq) @ np.abs(wq.T)),
             (x.grad, dyq @ wq, np.abs(dyq) @ np.abs(wq)),
             (layer.weight.grad, dyq.T @ xq, np.abs(dyq.T) @ np.abs(xq)),
         ):
-            assert (np.abs(ours.detach().double().numpy() - exact) <= 40 * 2.0**-24 * (size + np.abs(exact))).all()
-        np.testing.assert_allclose(layer.bias.grad.numpy(), dy.sum(0).numpy(), rtol=1e-5, atol=dy.abs().max() * 1e-5)
+            assert (np.abs(ours.detach().cpu().double().numpy() - exact) <= 40 * 2.0**-24 * (size + np.abs(exact))).all()
+        sums = dy.cpu().sum(0).numpy()
+        np.testing.assert_allclose(layer.bias.grad.cpu().numpy(), sums, rtol=1e-5, atol=dy.abs().max().item() * 1e-5)
         model.forward(x, layer.weight)
         model.backward(dy)
 
@@ -139,7 +142,7 @@ def test_forwards_before_backwards_use_the_scales_of_their_own_forward(layer):
             assert used_scales(records, "dy") == [stored(bwd[0])]
             (_, dyq), (_, wq) = cast(dy, bwd[0], "e5m2"), cast(layer.weight, fwd[1])
             bound = np.abs(dyq) @ np.abs(wq) * 40 * 2.0**-24
-            assert (np.abs(dx.double().numpy() - dyq @ wq) <= bound).all()
+            assert (np.abs(dx.cpu().double().numpy() - dyq @ wq) <= bound).all()
             model.backward(dy)
         model.check(layer.delayed)
 

@@ -103,7 +103,6 @@ def check_inverted(model: Model, dialect: str, folder: Path) -> None:
         assert bool(((one - two).abs() <= one.abs() * 2.0**-22).all()) and one.abs().max() > 0.05
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize(("recipe", "dialect"), PAIRS)
 def test_what_a_dialect_holds_is_read_back_and_the_rest_refused(recipe, dialect, tmp_path):
     torch.manual_seed(0)

@@ -43,7 +43,6 @@ def refused(tmp_path, files: Files, **options) -> io.CheckpointError:
     return error
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize(("kind", "name"), WITHOUT)
 def test_each_scale_that_is_missing_is_named(kind, name, tmp_path):
     files = KINDS[kind]()
@@ -321,7 +320,6 @@ def test_of_two_patterns_that_match_a_layer_the_one_holds_whose_tensors_the_laye
     assert kinds == {"up": broad[1], "down": narrow[1]}
 
 
-@pytest.mark.cpu_only
 def test_writing_into_a_folder_with_a_checkpoint_needs_to_be_asked_for(tmp_path):
     source = KINDS["modelopt FP8"]().write(tmp_path / "a")
     target = KINDS["modelopt NVFP4"]().write(tmp_path / "b", 3)

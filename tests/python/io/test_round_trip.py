@@ -47,7 +47,6 @@ def test_decoded_values_are_those_of_the_formula(kind, tmp_path):
         assert np.array_equal(values, expected.astype(np.float32), equal_nan=True)
 
 
-@pytest.mark.cpu_only
 def test_the_outline_has_the_shapes_and_dtypes_of_what_is_read(kind, tmp_path):
     checkpoint = io.read(KINDS[kind]().write(tmp_path))
     for name, value in checkpoint.items():
@@ -60,7 +59,6 @@ def test_the_outline_has_the_shapes_and_dtypes_of_what_is_read(kind, tmp_path):
             assert one.is_meta and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-@pytest.mark.cpu_only
 def test_quires_own_dialect_holds_every_kind(kind, tmp_path):
     files = KINDS[kind]()
     source = files.write(tmp_path / "a")

@@ -185,7 +185,6 @@ def test_a_scale_of_another_module_is_a_plain_tensor(tmp_path):
     assert raw(tmp_path / "b") == raw(tmp_path / "a")
 
 
-@pytest.mark.cpu_only
 def test_a_checkpoint_of_a_dialect_may_have_no_other_codes(tmp_path):
     """As with E5M2 in a file of a dialect that has E4M3 only."""
     for number, dtype in enumerate((E5M2, *FNUZ)):

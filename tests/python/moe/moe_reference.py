@@ -35,10 +35,10 @@ def choose(choice, topk, num_groups=None, group_topk=None, group_best=None):
 
 
 def route(logits, topk, score_function="softmax", softmax_after_topk=False, renormalize=False, **options):
-    """(weights float64 [T, k], ids int32 [T, k])."""
-    logits = logits.detach().double().numpy()
+    """(weights float64 [T, k], ids int32 [T, k]) where the logits are."""
+    place, logits = logits.device, logits.detach().cpu().double().numpy()
     bias = options.pop("expert_bias", None)
-    bias = 0 if bias is None else bias.double().numpy()
+    bias = 0 if bias is None else bias.cpu().double().numpy()
     scaling_factor = options.pop("scaling_factor", 1.0)
     weights, ids = np.zeros((len(logits), topk)), np.zeros((len(logits), topk), np.int32)
     for t, line in enumerate(logits):
@@ -47,7 +47,7 @@ def route(logits, topk, score_function="softmax", softmax_after_topk=False, reno
         weights[t] = softmax(line[ids[t]]) if softmax_after_topk else scores[ids[t]]
         if renormalize:
             weights[t] /= weights[t].sum()
-    return torch.from_numpy(weights * scaling_factor), torch.from_numpy(ids)
+    return torch.from_numpy(weights * scaling_factor).to(place), torch.from_numpy(ids).to(place)
 
 
 def weights_of(logits, ids, score_function="softmax", softmax_after_topk=False, renormalize=False, **options):

@@ -176,7 +176,6 @@ def load(module):
     module.load_state_dict({name: 2 * value for name, value in module.state_dict().items()})
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("name", "way", "compiled"),
     pairwise(

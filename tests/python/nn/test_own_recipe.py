@@ -64,7 +64,6 @@ def test_converting_again_gives_layers_another_recipe():
         quire.convert(model)
 
 
-@pytest.mark.cpu_only
 def test_weights_are_quantized_once_under_the_layers_own_recipes():
     model = quire.convert(blocks(), NVFP4)
     quire.convert(model, "mxfp8", lambda module, name: name.endswith("up"))

@@ -7,6 +7,8 @@ import quire
 from quire import QuantizedTensor
 from quire.recipe import DelayedScaling
 
+pytestmark = pytest.mark.any_device
+
 MODULES = {
     "linear": lambda **o: quire.LayerNormLinear(64, 96, **o),
     "linear_rms": lambda **o: quire.LayerNormLinear(64, 96, normalization="RMSNorm", bias=False, **o),
@@ -74,6 +76,7 @@ def test_another_recipe_is_refused_in_words(make_x):
             module(make_x(4, 64))
 
 
+@pytest.mark.cpu_only
 def test_modules_are_made_on_the_meta_device_and_initialised_later(recipe):
     plain, _ = pair(MODULES["mlp"], recipe)
     with quire.quantized_model_init(recipe=recipe):

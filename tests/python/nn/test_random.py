@@ -38,7 +38,6 @@ def counters(model):
     return [state[1].item() for state in quire.rng_state(model).values()]
 
 
-@pytest.mark.cpu_only
 def test_seeds_differ_between_layers_and_repeat_with_torch_seed(model):
     seeds = [state[0].item() for state in quire.rng_state(model).values()]
     assert len(set(seeds)) == 2 and all(seed >= 0 for seed in seeds)

@@ -9,6 +9,8 @@ import torch
 import quire
 from quire import runners
 
+pytestmark = pytest.mark.any_device
+
 K, N = 64, 48
 FP8 = "x=fp8_tensor:given,w=fp8_row,dy=mxfp8"
 NVFP4 = "x=nvfp4:global=mul:given,w=nvfp4:global=mul,dy=nvfp4"
@@ -92,6 +94,7 @@ def test_gradients_use_the_same_scale(case):
     assert torch.allclose(x.grad.double(), dx, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cpu_only
 @cases
 @pytest.mark.parametrize("wrong", [float("nan"), 0.0, -1.0, float("inf")], ids=str)
 def test_a_scale_that_is_not_loaded_or_no_scale_is_refused(case, wrong):
@@ -131,6 +134,7 @@ def test_without_a_buffer_the_error_says_how_to_get_one():
         layer(x_of())
 
 
+@pytest.mark.cpu_only
 @cases
 @pytest.mark.parametrize("grad", [False, True])
 def test_graphs_give_the_same_bits(case, grad):

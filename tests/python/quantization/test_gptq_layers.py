@@ -8,7 +8,7 @@ import quire
 from quire.functional import activation
 from quire.moe import permute, route, unpermute
 
-pytestmark = pytest.mark.filterwarnings("ignore:quire.quantize_model")
+pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:quire.quantize_model")]
 
 WIDTH, FFN, EXPERTS = 64, 48, 4
 RECIPES = ["nvfp4", "x=none,w=mxfp4", "x=fp8_row,w=fp8_block:128x128,dy=mxfp8"]

@@ -9,7 +9,7 @@ from torch import nn
 
 import quire
 
-pytestmark = pytest.mark.filterwarnings("ignore:quire.quantize_model")
+pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:quire.quantize_model")]
 
 FORMATS = {
     "nvfp4": "x=fp8_row,w=nvfp4,dy=fp8_row",
@@ -234,6 +234,7 @@ def test_each_group_of_a_grouped_linear_is_quantized_by_its_own_rows(single):
         assert losses[0] < losses[1] if group < 2 else losses[0] == losses[1]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

@@ -278,7 +278,6 @@ def test_layers_that_compute_their_inputs_have_scales_of_these(single):
         assert bool(model(batches[0]).isfinite().all())
 
 
-@pytest.mark.cpu_only
 def test_a_blocks_gptq_uses_the_static_scales(model, batches):
     torch.manual_seed(3)
     chain = nn.Sequential(*(Attention() for _ in range(3))).requires_grad_(False)

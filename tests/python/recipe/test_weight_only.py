@@ -121,7 +121,6 @@ def test_graphs_give_the_same_bits(grad):
             assert torch.equal(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
-@pytest.mark.cpu_only
 def test_quantized_parameters_stay_as_they_are():
     with quire.quantized_model_init(recipe="x=none,w=nvfp4:global=mul"):
         layer = quire.Linear(K, N, recipe="x=none,w=nvfp4:global=mul")

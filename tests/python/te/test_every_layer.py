@@ -100,7 +100,6 @@ def test_it_does_not_forget_its_scales_at_a_checkpoint(name):
     test_state.test_no_layer_forgets_its_scales_at_a_checkpoint(name)
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("holder", "conversion"), list(test_state_precision.pairs(HOLDERS, whole={"TransformerLayer"}))
 )

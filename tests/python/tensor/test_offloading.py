@@ -16,11 +16,11 @@ pytestmark = pytest.mark.any_device
 def away_and_back(model):
     """What accelerate's cpu_offload does around each forward pass: weights on the meta device, then those it kept."""
     kept = {name: value.to("cpu") for name, value in model.state_dict().items()}
-    for device in ("meta", "cpu"):
+    for device in ("meta", torch.get_default_device()):
         for prefix, module in model.named_modules():
             for name, old in module._parameters.items():
                 if old is not None:
-                    value = old.to("meta") if device == "meta" else kept[f"{prefix}.{name}".lstrip(".")].to(old.dtype)
+                    value = old.to("meta") if device == "meta" else kept[f"{prefix}.{name}".lstrip(".")].to(device, old.dtype)
                     module._parameters[name] = type(old)(value, requires_grad=old.requires_grad)
         if device == "meta":
             assert all(parameter.is_meta for parameter in model.parameters())
@@ -56,7 +56,6 @@ def test_the_class_of_a_quantized_parameter_makes_one_of_a_quantized_tensor(spec
                 assert tensor is None or tensor.data_ptr() == given.named()[name].data_ptr()
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize("keep_master", [False, True], ids=["codes", "master"])
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_current"])
 def test_weights_that_went_away_and_came_back_have_the_same_bytes_and_results(recipe, keep_master):
