@@ -70,7 +70,9 @@ def test_results_are_the_products_of_tensors_cast_with_those_scales(layer):
             (x.grad, dyq @ wq, np.abs(dyq) @ np.abs(wq)),
             (layer.weight.grad, dyq.T @ xq, np.abs(dyq.T) @ np.abs(xq)),
         ):
-            assert (np.abs(ours.detach().cpu().double().numpy() - exact) <= 40 * 2.0**-24 * (size + np.abs(exact))).all()
+            assert (
+                np.abs(ours.detach().cpu().double().numpy() - exact) <= 40 * 2.0**-24 * (size + np.abs(exact))
+            ).all()
         sums = dy.cpu().sum(0).numpy()
         np.testing.assert_allclose(layer.bias.grad.cpu().numpy(), sums, rtol=1e-5, atol=dy.abs().max().item() * 1e-5)
         model.forward(x, layer.weight)

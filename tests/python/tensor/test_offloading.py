@@ -20,7 +20,8 @@ def away_and_back(model):
         for prefix, module in model.named_modules():
             for name, old in module._parameters.items():
                 if old is not None:
-                    value = old.to("meta") if device == "meta" else kept[f"{prefix}.{name}".lstrip(".")].to(device, old.dtype)
+                    value = old if device == "meta" else kept[f"{prefix}.{name}".lstrip(".")].to(old.dtype)
+                    value = value.to(device)
                     module._parameters[name] = type(old)(value, requires_grad=old.requires_grad)
         if device == "meta":
             assert all(parameter.is_meta for parameter in model.parameters())
