@@ -3,10 +3,10 @@
 import pytest
 
 pytest.importorskip("transformers")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 
 import quire  # noqa: E402
+from python.integrations import tiny_language_models as tiny  # noqa: E402
 
 
 def converted(family: str) -> torch.nn.Module:

@@ -6,10 +6,10 @@ import pickle
 import pytest
 
 pytest.importorskip("transformers")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 
 import quire  # noqa: E402
+from python.integrations import tiny_language_models as tiny  # noqa: E402
 from quire.integrations.transformers import register  # noqa: E402
 from quire.nn.stacked_experts import StackedExperts  # noqa: E402
 

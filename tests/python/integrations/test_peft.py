@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
+from python.integrations import tiny_language_models as tiny  # noqa: E402
 from quire.integrations.peft import prepare  # noqa: E402
 from quire.integrations.transformers import register  # noqa: E402
 

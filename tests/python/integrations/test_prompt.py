@@ -5,11 +5,11 @@ import json
 import pytest
 
 pytest.importorskip("transformers")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
+from python.integrations import tiny_language_models as tiny  # noqa: E402
 from quire.integrations.transformers import register  # noqa: E402
 from quire.io.__main__ import main  # noqa: E402
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 pytest.importorskip("transformers")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -16,6 +15,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
 import quire.io  # noqa: E402
+from python.integrations import tiny_language_models as tiny  # noqa: E402
 from quire.integrations.transformers import REPLACEABLE, register  # noqa: E402
 from steps import products_checked  # noqa: E402
 
