@@ -585,14 +585,15 @@ def start_gather(t: torch.Tensor, size: int, group: str) -> torch.Tensor:
     With gloo on another device than the CPU it is an all-to-all, because gloo's gather reads memory of the device by
     the host there."""
     t = t.contiguous()
-    if not runs_later(t.device) or not _sent_by_gloo(group, t.device.type):
+    if not runs_later(t.device) or not sent_by_gloo(group, t.device.type):
         return torch.ops._c10d_functional.all_gather_into_tensor(t, size, group)
     splits = [t.shape[0]] * size
     return torch.ops._c10d_functional.all_to_all_single(torch.cat([t] * size), splits, splits, group)
 
 
 @assume_constant_result
-def _sent_by_gloo(group: str, device: str) -> bool:
+def sent_by_gloo(group: str, device: str) -> bool:
+    """Whether gloo sends the tensors of a type of device for the group of that name."""
     return torch.ops.quire.sent_by_gloo(group, device)
 
 

@@ -64,7 +64,7 @@ using Inner = Operators<LinearFwd, LinearBwd, LinearDgrad, LinearWgrad, Tie, Lin
                         Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
 using Mutations =
     Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>, Accumulate<op::TensorList>, Agree,
-              SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
+              AgreeOn, SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
 /// Those that name a runner: of the device where its weights lie.
 using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>, Nvfp4Moe<c10::SymInt>,
                           Nvfp4Moe<RunnerNameText>, Nvfp4MoeRouted<c10::SymInt>, Nvfp4MoeRouted<RunnerNameText>>;
@@ -91,6 +91,7 @@ void register_functions(torch::Library& m) {
   // compares what its ranks are about to send.
   m.def("sent_by_gloo(str group, str device) -> bool");
   m.def("compare_ranks(str group, int tokens, int[] weight, str recipe, str parallel) -> ()");
+  m.def("compare_fields(str group, str fields) -> ()");
   m.def("forget_agreed(str group) -> ()", forget_agreed);
   m.def("raise_reported(str device) -> ()", [](const std::string& device) { raise_reported(at::Device(device)); });
   m.def("isas() -> str", quire::explain_isas);

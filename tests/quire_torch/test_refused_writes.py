@@ -101,8 +101,8 @@ def memory(t):
 
 def test_the_table_has_every_operator_that_writes():
     written = {s.name.removeprefix("quire::") for s in torch._C._jit_get_all_schemas() if "!" in str(s)}
-    # agree_ says it of an argument that it leaves as it is, so that graphs send that one afterwards.
-    assert {name for name in written if hasattr(ops, name) and "::" not in name} == set(CALLS) | {"agree_"}
+    # These say it of an argument that they leave as it is, so that graphs send that one afterwards.
+    assert {name for name in written if hasattr(ops, name) and "::" not in name} == set(CALLS) | {"agree_", "agree_on_"}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -16,6 +16,8 @@ import torch
 from torch import distributed
 
 from quire.distributed.groups import backend_of, named_group, the_group
+from quire.functional import sent_by_gloo
+from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe.linear_spec import LinearSpec
 
 NAME = "QUIRE_CHECK_RANKS"
@@ -109,9 +111,32 @@ def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, pa
     _compare(caller, fields | fields_of_recipe(LinearSpec.parse(recipe) if recipe else None), group, "compiled")
 
 
+def agree_in_graph(t: torch.Tensor, group: str, caller: str, fields: Fields, recipe: str) -> None:
+    """agree() in a compiled function or an exported program, where the ranks of the group of that name have not yet
+    agreed on these fields and this recipe. They are constants of the graph. t: a tensor of this call that nobody else
+    has. To the graph this writes t, so that what is computed of t is sent afterwards. A graph whose tensors gloo does
+    not send has nothing of this."""
+    if sent_by_gloo(group, t.device.type):
+        torch.ops.quire.agree_on_(t, _text(caller, tuple(fields.items()), recipe), group)
+
+
+@assume_constant_result
+def _text(caller: str, fields: tuple[tuple[str, str | int], ...], recipe: str) -> str:
+    return json.dumps([caller, dict(fields) | fields_of_recipe(LinearSpec.parse(recipe) if recipe else None)])
+
+
+def _compare_fields(name: str, text: str) -> None:
+    """The kernel of quire::compare_fields, which agree_on_ calls where gloo sends."""
+    group, (caller, fields) = the_group(name), json.loads(text)
+    if group.size() > 1:
+        said = f"{caller} of a compiled function, rank {group.rank()} of {group.size()}"
+        _compare(said, fields, group, "compiled")
+
+
 _library = torch.library.Library("quire", "IMPL")
 _library.impl("sent_by_gloo", _sent_by_gloo, "CompositeExplicitAutograd")
 _library.impl("compare_ranks", _compare_compiled, "CompositeExplicitAutograd")
+_library.impl("compare_fields", _compare_fields, "CompositeExplicitAutograd")
 
 
 def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kind: str) -> None:

@@ -231,13 +231,20 @@ class Trip(NamedTuple):
         return unpermute_rows(rows, self.arrived)
 
 
-def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str) -> Trip:
+def plan(
+    sender: Sender,
+    ids: torch.Tensor,
+    capacity: int | None,
+    overflow: str,
+    agree: Callable[[torch.Tensor], None] = lambda sent: None,
+) -> Trip:
     """ids int32 [T, k]: the experts of each token. Sends the numbers of rows.
 
     capacity: the number of rows that a rank sends to each rank. Rows without an entry are 0, and no size depends
         on values. None: the host reads the numbers of rows, and exactly these are sent.
     overflow: of OVERFLOWS, what becomes of further entries, in the order of tokens: all ranks raise RuntimeError,
         or the entries are dropped.
+    agree: is called with the numbers of rows before they are sent.
     """
     group, over = sender.group, None
     if capacity is not None:
@@ -247,6 +254,7 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
         ids = torch.where(within >= 0, ids, -1)
     row_map, ends = expert_rows(ids, group.num_experts)
     leaving = ends.diff(prepend=ends.new_zeros(1)).view(group.size, group.each)
+    agree(leaving)
     one_each = [1] * group.size
     if capacity is None:
         arriving = sender.exchange(leaving, one_each, one_each)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
+from quire.distributed.check_ranks import agree_in_graph
 from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import name_of
-from quire.functional import Buffers, input_buffers, start_gather
+from quire.functional import Buffers, input_buffers, sent_by_gloo, start_gather
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantSpec
@@ -114,8 +115,9 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, *others: Any) -> torch.Tensor:
         bias, sr_state, input_scale, fields = others
         plan = Plan(*fields)
-        amaxes = _amaxes(w, plan)
-        weights, buffers = _Gather(w, amaxes, plan, "rowwise" if plan.text else "values").operands()
+        own = _agreed(w, plan) if torch.compiler.is_compiling() else w
+        amaxes = _amaxes(own, plan)
+        weights, buffers = _Gather(own, amaxes, plan, "rowwise" if plan.text else "values").operands()
         keeps_codes = plan.decodes_x or (plan.from_codes and plan.backward != "requantized")
         out, biases, save = w.shape[0] * plan.size, [] if bias is None else [bias], ctx.needs_input_grad[1]
         given: Buffers = ()
@@ -202,6 +204,15 @@ class _Gradients:
 def wait(t: torch.Tensor) -> torch.Tensor:
     """The result of a collective."""
     return torch.ops._c10d_functional.wait_tensor(t)
+
+
+def _agreed(w: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """The values of w, to be sent when the ranks have parts of the same size."""
+    if not sent_by_gloo(plan.group, w.device.type):
+        return w
+    own, fields = w.clone(), {"shard of the weight": f"{w.dtype} [{w.shape[0]}, {w.shape[1]}]"}
+    agree_in_graph(own, plan.group, "a layer of shard_weights", fields, plan.text)
+    return own
 
 
 def _amaxes(w: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:

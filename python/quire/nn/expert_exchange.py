@@ -78,7 +78,7 @@ class ExpertsOfRanks(NamedTuple):
         sender = Sender(self.group, "" if torch.compiler.is_compiling() else self._announce(tokens))
         # The meta device has no numbers of rows.
         capacity = max(1, ids.numel()) if ids.is_meta else self.capacity
-        trip = plan(sender, ids, capacity, self.overflow)
+        trip = plan(sender, ids, capacity, self.overflow, lambda sent: self._agree_in_graph(tokens, sent))
         weights = torch.where(trip.ids >= 0, weights, 0.0)
         leaving = permute_rows(tokens, trip.row_map, sum(trip.send), weights if self.weight_on_input else None)
         payload, fields = pack(leaving, spec) if spec else (leaving, ())
@@ -120,20 +120,37 @@ class ExpertsOfRanks(NamedTuple):
         path = path_of(self.layer).rpartition(".")[0]
         layer = f"quire.MoE {path!r}" if path else "quire.MoE"
         caller = f"{layer}, rank {self.group.index()} of {self.group.size}"
-        call, dispatch = active_call(self.layer, tokens), "codes" if self.codes else "values"
+        call = active_call(self.layer, tokens)
         specs = None if call.recipe is None else specs_of(self.layer, call)
         hidden_size, num_experts = tokens.shape[-1], self.layer.num_gemms  # of all ranks
 
         def said() -> check_ranks.Fields:
-            fields = {"layer": layer, "experts over": f"{self.group.name}, {num_experts} experts"}
-            fields |= {"tokens": f"{tokens.dtype} [*, {hidden_size}]", "capacity": str(self.capacity)}
-            return fields | {"dispatch": dispatch} | check_ranks.fields_of_recipe(specs)
+            fields = {"layer": layer} | self._sizes(tokens.dtype, hidden_size)
+            return fields | check_ranks.fields_of_recipe(specs)
 
         if check_ranks.enabled():
             drawn = check_ranks.drawn(next(iter(self.layer.weights("").values())))
             gradient = {"gradient": "yes" if torch.is_grad_enabled() else "no"}
             self.group.check_ranks(caller, said() | gradient | drawn)
         else:
-            sizes = (tokens.dtype, hidden_size, num_experts, self.capacity, dispatch, specs)
+            sizes = (tokens.dtype, hidden_size, num_experts, self.capacity, self.codes, specs)
             self.group.agree(self.layer, sizes, lambda: (caller, said()), tokens.device)
         return caller
+
+    def _agree_in_graph(self, tokens: torch.Tensor, sent: torch.Tensor) -> None:
+        """What _announce() says, without the layer, whose name no graph has. sent: what is sent first."""
+        if not torch.compiler.is_compiling():
+            return
+        call = active_call(self.layer, tokens)
+        recipe = "" if call.recipe is None else specs_of(self.layer, call).text
+        fields = self._sizes(tokens.dtype, self.layer.in_features)
+        check_ranks.agree_in_graph(sent, self.group.name, "a mixture", fields, recipe)
+
+    def _sizes(self, dtype: torch.dtype, hidden_size: int) -> check_ranks.Fields:
+        """From which the sizes of what is sent follow, apart from the recipe."""
+        return {
+            "experts over": f"{self.group.name}, {self.layer.num_gemms} experts",
+            "tokens": f"{dtype} [*, {hidden_size}]",
+            "capacity": str(self.capacity),
+            "dispatch": "codes" if self.codes else "values",
+        }

@@ -74,7 +74,7 @@ void Agree::run(const Args& a, const quire::Context&) {
     const auto known = g.said.find(p.group.name);
     if (known != g.said.end() && known->second.tokens == tokens && known->second.layers.contains(layer)) return;
   }
-  if (!sent_by_gloo(p.group, a.t.value.device())) return;
+  if (!sent_by_gloo(p.group.name, a.t.value.device())) return;
   torch::jit::Stack stack{p.group.name, rows,
                           std::vector{op::as<int64_t>(a.out_features), op::as<int64_t>(a.in_features)},
                           std::string(a.recipe.text()), std::string(a.parallel.text())};
@@ -85,25 +85,40 @@ void Agree::run(const Args& a, const quire::Context&) {
   now.layers.insert(layer);
 }
 
-bool sent_by_gloo(const Group& group, at::Device device) {
+void AgreeOn::run(const Args& a, const quire::Context&) {
+  const auto fields = reinterpret_cast<size_t>(a.fields.text().data());
   Groups& g = groups();
   {
     const std::lock_guard lock(g.mutex);
-    const auto known = g.said.find(group.name);
+    const auto known = g.said.find(a.group.text());
+    if (known != g.said.end() && known->second.layers.contains(fields)) return;
+  }
+  if (!sent_by_gloo(a.group.text(), a.t.value.device())) return;
+  torch::jit::Stack stack{std::string(a.group.text()), std::string(a.fields.text())};
+  call_python("quire::compare_fields", stack);
+  const std::lock_guard lock(g.mutex);
+  g.said[std::string(a.group.text())].layers.insert(fields);
+}
+
+bool sent_by_gloo(std::string_view group, at::Device device) {
+  Groups& g = groups();
+  {
+    const std::lock_guard lock(g.mutex);
+    const auto known = g.said.find(group);
     if (known != g.said.end())
       if (const auto found = known->second.by_gloo.find(device.type()); found != known->second.by_gloo.end())
         return found->second;
   }
-  torch::jit::Stack stack{group.name, device.str()};
+  torch::jit::Stack stack{std::string(group), device.str()};
   const bool by_gloo = call_python("quire::sent_by_gloo", stack) && stack[0].toBool();
   const std::lock_guard lock(g.mutex);
-  return g.said[group.name].by_gloo[device.type()] = by_gloo;
+  return g.said[std::string(group)].by_gloo[device.type()] = by_gloo;
 }
 
 Agreement::Agreement(const std::string& layer, Agree::Args what) : outer_(std::exchange(pending, std::nullopt)) {
   const Group& group = (*what.parallel)->group;
   if (!layer.empty()) return;
-  if (!is_traced(what.t.value) || (group.size > 1 && sent_by_gloo(group, what.t.value.device())))
+  if (!is_traced(what.t.value) || (group.size > 1 && sent_by_gloo(group.name, what.t.value.device())))
     pending = std::move(what);
 }
 Agreement::~Agreement() { pending = std::move(outer_); }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "quire_torch/ops/parallel.h"
 
@@ -30,6 +32,26 @@ struct Agree : OpBase {
   static void run(const Args& a, const quire::Context& context);
 };
 
+/// A text as an argument.
+struct PlainText {
+  std::string text;
+  static PlainText parse(std::string_view text) { return {std::string(text)}; }
+};
+
+/// Agree of fields that are constants of a graph: a layer's sizes where they do not follow from tokens. fields: as
+/// quire::compare_fields takes them. Returns at once where the ranks of the group have said these.
+struct AgreeOn : OpBase {
+  static constexpr const char* kName = "agree_on_";
+  struct Args {
+    op::Mutable<at::Tensor> t;
+    Interned<PlainText> fields, group;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::t>("t"), op::field<&Args::fields>("fields"), op::field<&Args::group>("group")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void run(const Args& a, const quire::Context& context);
+};
+
 /// During its life the ranks are to compare what this says, at the first agree_before() of this thread. layer: as
 /// Python has said; then Python has compared too, and nothing is to do.
 class Agreement {
@@ -44,7 +66,7 @@ class Agreement {
 };
 
 /// Whether gloo sends the tensors of a device for the group.
-bool sent_by_gloo(const Group& group, at::Device device);
+bool sent_by_gloo(std::string_view group, at::Device device);
 
 /// The ranks compare before t, which nobody else has yet, is sent, or what is computed of it.
 void agree_before(const at::Tensor& t);

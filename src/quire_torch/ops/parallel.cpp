@@ -238,7 +238,7 @@ namespace {
 
 /// Whether a gather would read memory of a device by the host: gloo's does, unlike its all-to-all.
 bool host_gathers(const at::Tensor& t, const Group& group) {
-  return !op::on_host(t.device()) && sent_by_gloo(group, t.device());
+  return !op::on_host(t.device()) && sent_by_gloo(group.name, t.device());
 }
 
 }  // namespace

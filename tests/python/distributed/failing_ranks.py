@@ -42,8 +42,8 @@ def block(sequence):
     return Block(group, sequence)
 
 
-def tokens(count=TOKENS):
-    return torch.randn(count, 64, requires_grad=True)
+def tokens(count=TOKENS, features=64):
+    return torch.randn(count, features, requires_grad=True)
 
 
 def message(run: Callable[[], object]) -> tuple[str, str, float]:
@@ -215,6 +215,52 @@ def compiled_sizes(rank, parts, options, recipe, backend):
     said = [message(functools.partial(step, count)) for count in counts]
     distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT), group)
     return [*said, message(functools.partial(step, 80 if rank else 64))]
+
+
+def compiled_layouts(rank, kind, way):
+    """Rank 1 differs by `kind`, which is a constant of its graph. way: a backend of torch.compile, or "export". What
+    that call says, and two more that all ranks make alike."""
+    torch.compiler.reset()
+    group = distributed.new_group(timeout=timedelta(seconds=PATIENCE))  # ranks compile at different speeds
+    said = []
+    for differs in (rank == 1, False, False):
+        torch.manual_seed(0)
+        model, x, recipe = layout(kind, differs, group)
+        with quire.autocast(enabled=recipe is not None, recipe=recipe or "mxfp8"):
+            said.append(message(lambda: compiled_step(model, x, way)))  # noqa: B023 (called at once)
+    return said
+
+
+def layout(kind, differs, group):
+    """(model, x, recipe)."""
+    if kind in ("capacity", "features", "experts", "dispatch"):
+        hidden, capacity = 96 if differs and kind == "features" else 64, 8 + 64 * (differs and kind == "capacity")
+        options = {"ep_capacity": None if kind == "experts" else capacity, "ep_overflow": "drop"}
+        recipe = quire.recipe.MXFP8BlockScaling(backward_override="dequantized")
+        dispatch = "codes" if differs and kind == "dispatch" else "values"
+        experts = 8 if differs and kind == "experts" else 4
+        return (
+            quire.MoE(hidden, 32, experts, ep_group=group, ep_dispatch=dispatch, **options),
+            tokens(4, hidden),
+            recipe,
+        )
+    recipes = {
+        "codes": ("mxfp8", "nvfp4"),
+        "amaxes": ("fp8_current", "x=mxfp8,w=fp8_row,dy=mxfp8"),
+        "values": (None,) * 2,
+    }
+    model = quire.Linear(128, 64)
+    quire.distributed.shard_weights(model, distributed.device_mesh.init_device_mesh("cpu", (2,)), recipes[kind][0])
+    if kind == "values" and differs:
+        model.bfloat16()
+    return model, torch.randn(32, 128, dtype=model.weight.dtype), recipes[kind][differs]
+
+
+def compiled_step(model, x, way):
+    if way != "export":
+        return torch.compile(model, fullgraph=True, backend=way)(x).sum().backward()
+    with torch.no_grad():
+        return torch.export.export(model, (x,)).module()(x)
 
 
 def apart(rank):

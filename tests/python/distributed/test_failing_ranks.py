@@ -11,6 +11,7 @@ from python.distributed.failing_ranks import (
     apart,
     checked,
     compiled,
+    compiled_layouts,
     compiled_sizes,
     interrupted,
     other_rank_in_backward,
@@ -156,6 +157,30 @@ def test_no_number_of_tokens_ends_a_process_that_runs_compiled_code(two, parts, 
         assert [name for name, _, _ in (*alike, again)] == [""] * 4, calls
         assert alone[0] == "RuntimeError" and alone[2] < SHORT + 20, alone
         assert rank == 0 or "it still has the sizes of its last call. The call here: " in alone[1], alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "way", "said"),
+    [
+        ("capacity", "export", "capacity: 8 on rank 0 of the group, 72 on rank 1"),
+        (
+            "features",
+            "aot_eager",
+            "tokens: torch.float32 [*, 64] on rank 0 of the group, torch.float32 [*, 96] on rank",
+        ),
+        ("experts", "aot_eager", ", 4 experts on rank 0 of the group, quire:ep"),
+        ("dispatch", "aot_eager", "dispatch: values on rank 0 of the group, codes on rank 1"),
+        ("codes", "inductor", "recipe w: mxfp8:nan on rank 0 of the group, nvfp4:rht:nan on rank 1"),
+        ("amaxes", "aot_eager", "recipe w: fp8_tensor:nan on rank 0 of the group, fp8_row"),
+        ("values", "aot_eager", "shard of the weight: torch.float32 [32, 128] on rank 0 of the group, torch.bfloat16"),
+    ],
+)
+def test_no_constant_of_a_graph_ends_a_process(two, kind, way, said):
+    for rank, ((name, text, seconds), *alike) in enumerate(two.run(compiled_layouts, kind, way)):
+        assert name == "RuntimeError" and seconds < PATIENCE, text
+        assert "of a compiled function" in text and f"rank {rank} of 2" in text and said in text, text
+        assert [name for name, _, _ in alike] == [""] * 2, alike
 
 
 @pytest.mark.parametrize("kind", ["later", "earlier"])

@@ -209,7 +209,8 @@ SCENES = [quantizers, gradients_apart, linears, grouped, producers, mixtures, st
 
 #: Operators that compute nothing in floating point.
 WITHOUT_NUMBERS = {
-    "absence_of", "activations", "agree_", "canonical_parallel", "canonical_recipe", "canonical_spec", "compare_ranks",
+    "absence_of", "activations", "agree_", "agree_on_", "canonical_parallel", "canonical_recipe", "canonical_spec",
+    "compare_fields", "compare_ranks",
     "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
     "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note",
     "forget_agreed", "in_backward",
