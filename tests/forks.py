@@ -51,6 +51,21 @@ class Program:
         return subprocess.CompletedProcess(self.command, self._process.exitcode, *outputs)
 
 
+def as_torchrun(script: Path, processes: int, *arguments: object, seconds: float) -> list[subprocess.CompletedProcess]:
+    """Programs that find each other as those of torchrun do, without its start, when they have ended."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    world = {"WORLD_SIZE": processes, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
+    world |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "OMP_NUM_THREADS": 1}
+    environment = {name: str(value) for name, value in world.items()}
+    ranks = [
+        Program(script, *arguments, environment=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(processes)
+    ]
+    return [rank.finished(seconds) for rank in ranks]
+
+
 def run(code: str, **environment: str) -> str:
     """What `python -c code` prints, which must succeed."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:

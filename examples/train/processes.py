@@ -54,14 +54,14 @@ def begin() -> None:
         distributed.init_process_group("gloo")
 
 
-def end() -> None:
-    """Ends each of several processes by os._exit, without the shutdown of Python. Functional collectives of PyTorch
-    2.13 keep threads of gloo alive, and a thread that still runs during the shutdown can abort the process."""
+def end(status: int = 0) -> None:
+    """Ends each of several processes by os._exit(status), without the shutdown of Python. Functional collectives of
+    PyTorch 2.13 keep threads of gloo alive, and a thread that still runs during the shutdown can abort the process."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)
 
 
 class Sharding:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
-from forks import Program
+from forks import Program, as_torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -42,16 +41,8 @@ def train_as_a_user(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def train_as_torchrun(processes: int, *arguments: object) -> list[subprocess.CompletedProcess]:
-    """Processes that find each other as those of torchrun do, without its start."""
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    world = {"WORLD_SIZE": processes, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
-    world |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "OMP_NUM_THREADS": 1}
-    environment = {name: str(value) for name, value in world.items()}
-    ranks = [
-        Program(SCRIPT, *arguments, environment=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(processes)
-    ]
-    return [rank.finished(SECONDS) for rank in ranks]
+    """The same in several processes."""
+    return as_torchrun(SCRIPT, processes, *arguments, seconds=SECONDS)
 
 
 def printed_by(*processes: subprocess.CompletedProcess) -> str:
