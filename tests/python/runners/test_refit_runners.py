@@ -8,8 +8,6 @@ from python.runners.runner_inputs import INNER, E, H, N, choices, nothing_stays_
 from quire import runners
 from quire.runners import LinearRunner, MoERunner
 
-pytestmark = pytest.mark.any_device
-
 
 @pytest.mark.parametrize("w", ["nvfp4", "nvfp4:16x16", "mxfp8", "fp8_row", "mxfp8:swizzled"])
 def test_calls_by_the_same_handle_and_name_see_the_new_weight(w, compiler, device):
