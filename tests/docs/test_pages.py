@@ -36,6 +36,7 @@ OTHERS = {
     "moe",
     "observing",
     "runners",
+    "tutorial",
 }
 
 

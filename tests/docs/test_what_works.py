@@ -22,7 +22,7 @@ def works():
 
 
 def test_the_page_is_that_of_the_tables(works):
-    assert works.PAGE.read_text() == works.text(), "run: python tests/docs/what_works.py"
+    assert works.PAGE.read_text() == works.text(), "run: PYTHONPATH=tests:tools python tests/docs/what_works.py"
 
 
 def test_each_recipe_with_a_name_has_a_row(works):

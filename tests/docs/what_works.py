@@ -1,6 +1,6 @@
 """docs/what-works.md: which recipe is tested with which feature, read from the tests' own tables.
 
-`python tests/docs/what_works.py` writes the page; tests/docs/test_what_works.py compares it.
+`PYTHONPATH=tests:tools python tests/docs/what_works.py` writes the page; tests/docs/test_what_works.py compares it.
 """
 
 import importlib
@@ -214,7 +214,7 @@ TEXT = """# What works
 
 This page says which recipe works with which feature. It is made from the tables of the tests: `yes` means that a test
 runs the pair. *Not tested* means that no test runs the pair and nothing is known to refuse it.
-`python tests/docs/what_works.py` writes the page, and a test compares it.
+`PYTHONPATH=tests:tools python tests/docs/what_works.py` writes the page, and a test compares it.
 
 ## Recipes and features
 
