@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 import tutorial
@@ -10,6 +11,7 @@ import tutorial
 SMALL = {"STEPS, BATCHES, LENGTH = 30, 4, 64": "STEPS, BATCHES, LENGTH = 2, 1, 32", "count=60": "count=3"}
 
 
+@pytest.mark.slow
 def test_the_code_runs_from_the_first_block_to_the_last(tmp_path, monkeypatch):
     text = tutorial.PAGE.read_text()
     for large, small in SMALL.items():
