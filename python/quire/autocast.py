@@ -141,7 +141,7 @@ class autocast:
     Raises:
         TypeError: if an argument has a wrong type.
 
-    Example:
+    Examples:
         >>> layer = quire.Linear(64, 96)
         >>> with quire.autocast(recipe="nvfp4"):
         ...     y = layer(torch.randn(32, 64))

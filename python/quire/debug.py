@@ -31,7 +31,7 @@ def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
     (numerics.md 0.10, 5.3).
 
     Args:
-        x: float32, float16 or bfloat16 [*, K]; M is the number of rows. Missing rows of the last group count as 0.
+        x: float32, float16 or bfloat16 `[*, K]`; M is the number of rows. Missing rows of the last group count as 0.
         signs: the random signs of the recipes; False: the plain Hadamard matrix.
 
     Raises:

@@ -282,7 +282,7 @@ def quantize(
         RuntimeError: for a wrong x or scale.
         TypeError: if one of them is not a tensor.
 
-    Example:
+    Examples:
         >>> q = quire.quantize(torch.randn(32, 64), "mxfp8")
         >>> q.rowwise_data.dtype, q.rowwise_scale.shape
         (torch.uint8, torch.Size([32, 2]))
@@ -381,13 +381,13 @@ def _of(operator: Any, runner: object) -> Any:
 
 
 def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
-    """y [*, out_features] of x [*, K], both bfloat16, computed by a registered runner. For inference: no gradient.
+    """y `[*, out_features]` of x `[*, K]`, both bfloat16, computed by a registered runner. For inference: no gradient.
 
     The operator is one opaque node in a graph. Tracing reads only shapes, so the runner must exist only when the
     operator runs.
 
     Args:
-        x: bfloat16 [*, K].
+        x: bfloat16 `[*, K]`.
         runner: the result of quire.runners.register, its number, or the name under which it was registered. Use names
             in exported programs.
         out_features: the number of features of y, which is that of the runner.

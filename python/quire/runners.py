@@ -132,7 +132,7 @@ class PythonRunner:
     the result.
 
     Args:
-        function: function(x) -> y for bfloat16 x [*, in_features] and y [*, out_features]. With experts > 0
+        function: function(x) -> y for bfloat16 x `[*, in_features]` and y `[*, out_features]`. With experts > 0
             function(hidden_states, topk_weights, topk_ids) -> y, as for nvfp4_moe(). It must not write to its
             arguments, and has no gradients. Its exceptions reach the caller.
         in_features: the number of features of x.

@@ -17,7 +17,7 @@ import quire
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/api").glob("*.md"))
 DIRECTIVE = re.compile(r"^::: (\S+)\n(?:    options:\n      members: \[(.*?)\]\n)?", re.MULTILINE)
-SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Shape", "Example")
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Shape", "Examples")
 #: Made by their own functions; their constructors are no part of the interface.
 NOT_CONSTRUCTED = {"quire.recipe.Format", "quire.recipe.Recipe", "quire.debug.Statistics"}
 
@@ -78,6 +78,8 @@ def test_each_parameter_stands_under_args_and_no_other(name):
     assert sorted(told) == sorted(parameters(name, it))
     order = [title for title in SECTIONS if title in found]
     assert [title for title in found if title] == order
+    outside = "".join(re.split(r"`[^`]*`|^ *(?:>>>|\.\.\.).*$", text, flags=re.MULTILINE))
+    assert "[*" not in outside  # the site would read two asterisks as emphasis
     assert not re.search(r"^(?:Raises|Returns) [A-Z]\w*Error\b", text, re.MULTILINE)
 
 
@@ -108,5 +110,5 @@ def test_pages_show_no_member_that_only_quire_calls():
 def test_the_help_of_a_layer_fits_the_screen_of_a_terminal():
     text = inspect.getdoc(quire.Linear)
     assert max(map(len, text.splitlines())) <= 116
-    for line in ("Args:", "    in_features: the number of features of x.", "Shape:", "Example:"):
+    for line in ("Args:", "    in_features: the number of features of x.", "Shape:", "Examples:"):
         assert line in text.splitlines()

@@ -149,7 +149,7 @@ def convert(
             examined.
         TypeError: for arguments of a wrong type. The model is then unchanged.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
         >>> model = quire.convert(model, "mxfp8")
         >>> type(model[0]) is quire.Linear

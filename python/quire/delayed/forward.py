@@ -164,7 +164,7 @@ def measure(
 
     Args:
         state: the state of the layer.
-        x: [*, K].
+        x: `[*, K]`.
         weights: one for each group.
         offsets: int32 [groups], the row at which each group ends; None: one group. The amaxes of weights that are
             QuantizedTensors are None.

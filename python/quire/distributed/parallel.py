@@ -28,8 +28,8 @@ class Parallel:
 
     Args:
         mode: "column" shards the outputs. A rank has weight [out_features / size, in_features], bias [out_features /
-            size] and y [*, out_features / size]. The gradient of x is summed over the group. "row" shards the inputs. A
-            rank has weight [out_features, in_features / size], x [*, in_features / size] and the whole bias
+            size] and y `[*, out_features / size]`. The gradient of x is summed over the group. "row" shards the inputs.
+            A rank has weight [out_features, in_features / size], x `[*, in_features / size]` and the whole bias
             [out_features]. y is summed over the group; then bias is added.
         group: a process group or its name (quire.distributed.name_group). A group without a name gets one: quire:tp,
             and quire:tp1, ... for further groups, in the order in which they are first used. This order must be the

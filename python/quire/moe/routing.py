@@ -22,7 +22,7 @@ def route(
     scaling_factor: float = 1.0,
     capacity: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(topk_weights float32 [*, topk], topk_ids int32 [*, topk]) of logits [*, E], the best expert first.
+    """(topk_weights float32 `[*, topk]`, topk_ids int32 `[*, topk]`) of logits `[*, E]`, the best expert first.
 
     Of equal scores the expert with the smaller index is first.
 
@@ -75,8 +75,8 @@ def limit_capacity(
     whose entries are dropped would otherwise seem to have no more load than the others.
 
     Args:
-        topk_weights: float32 [*, topk], those of `route`. Differentiable.
-        topk_ids: int32 [*, topk], those of `route`.
+        topk_weights: float32 `[*, topk]`, those of `route`. Differentiable.
+        topk_ids: int32 `[*, topk]`, those of `route`.
         num_experts: the number of experts.
         capacity: the number of entries that each expert accepts.
 
@@ -96,10 +96,10 @@ def limit_capacity(
 
 
 def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
-    """float32 scores [*, E] of logits [*, E], divided by their sum, differentiable: for load_balancing_loss().
+    """float32 scores `[*, E]` of logits `[*, E]`, divided by their sum, differentiable: for load_balancing_loss().
 
     Args:
-        logits: [*, E], float32, float16 or bfloat16.
+        logits: `[*, E]`, float32, float16 or bfloat16.
         score_function: that of route().
 
     Raises:
@@ -120,11 +120,11 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 
 
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted. To
+    """int32 [num_experts]: the number of entries of topk_ids, int32 `[*, k]`, for each expert; -1 is not counted. To
     balance loads, pass ids before limit_capacity() has dropped any (or Routing.tokens_per_expert).
 
     Args:
-        topk_ids: int32 [*, k]. -1 is not counted.
+        topk_ids: int32 `[*, k]`. -1 is not counted.
         num_experts: the number of experts.
     """
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)

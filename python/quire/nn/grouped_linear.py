@@ -67,7 +67,7 @@ class GroupedLinear(ProductModule):
         - x: [T, in_features], the tokens of the first group, then those of the second one, and so on.
         - y: [T, out_features].
 
-    Example:
+    Examples:
         >>> layer = quire.GroupedLinear(2, 64, 96)
         >>> layer(torch.randn(32, 64), [20, 12]).shape
         torch.Size([32, 96])
@@ -298,13 +298,13 @@ class GroupedLinear(ProductModule):
         out: torch.Tensor | None = None,
         dgrad_out: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor] | torch.Tensor]:
-        """x [*, in_features], whose rows are sorted by group -> [*, out_features].
+        """x `[*, in_features]`, whose rows are sorted by group -> `[*, out_features]`.
 
         The dtype of the result is as for quire.Linear. Raises, before any computation, ValueError if out or dgrad_out
         has another shape, and RuntimeError if other shapes, dtypes or devices do not fit.
 
         Args:
-            x: [*, in_features], whose rows are sorted by group.
+            x: `[*, in_features]`, whose rows are sorted by group.
             m_splits: the number of rows of each group, an integer tensor [num_gemms] (which stays on its device; the
                 host reads no value of it) or a list. Groups can be empty. Rows after the last group belong to no group,
                 give zero and get a zero gradient.

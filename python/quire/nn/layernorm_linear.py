@@ -99,10 +99,10 @@ class LayerNormLinear(ProductModule):
             norm's parameters are summed over the group.
 
     Shape:
-        - x: [*, in_features].
-        - y: [*, out_features].
+        - x: `[*, in_features]`.
+        - y: `[*, out_features]`.
 
-    Example:
+    Examples:
         >>> layer = quire.LayerNormLinear(64, 96, normalization="RMSNorm")
         >>> layer(torch.randn(32, 64)).shape
         torch.Size([32, 96])
@@ -174,11 +174,11 @@ class LayerNormLinear(ProductModule):
         *,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
-        """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors are those of a quire.Linear
-        whose input is the norm's result: fp8_grad rounds the gradient of the norm's result.
+        """x `[*, in_features]` -> `[*, out_features]`. Options, dtype of the result and errors are those of a
+        quire.Linear whose input is the norm's result: fp8_grad rounds the gradient of the norm's result.
 
         Args:
-            x: [*, in_features].
+            x: `[*, in_features]`.
             is_first_microbatch: as for quire.Linear.
             fp8_output: as for quire.Linear.
             fp8_grad: as for quire.Linear.

@@ -65,9 +65,9 @@ class LayerNormMLP(ProductModule):
         ValueError: for another normalization and for parameters that the activation does not have.
 
     Shape:
-        - x and y: [*, hidden_size].
+        - x and y: `[*, hidden_size]`.
 
-    Example:
+    Examples:
         >>> layer = quire.LayerNormMLP(64, 128, activation="swiglu")
         >>> layer(torch.randn(32, 64)).shape
         torch.Size([32, 64])
@@ -161,12 +161,12 @@ class LayerNormMLP(ProductModule):
         fp8_grad: bool = False,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
-        """x [*, hidden_size] -> the same shape. Options, dtype of the result and errors are those of quire.Linear, for
-        each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result; fp8_output
-        and output_spec apply to the module's result.
+        """x `[*, hidden_size]` -> the same shape. Options, dtype of the result and errors are those of quire.Linear,
+        for each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result;
+        fp8_output and output_spec apply to the module's result.
 
         Args:
-            x: [*, hidden_size].
+            x: `[*, hidden_size]`.
             is_first_microbatch: as for quire.Linear.
             fp8_output: as for quire.Linear.
             fp8_grad: as for quire.Linear.

@@ -75,10 +75,10 @@ class Linear(ProductModule, torch.nn.Linear):
             fp8_output.
 
     Shape:
-        - x: [*, in_features], in float32, float16 or bfloat16, with any number of rows, also 0.
-        - y: [*, out_features], in the dtype of x, or that of torch.autocast.
+        - x: `[*, in_features]`, in float32, float16 or bfloat16, with any number of rows, also 0.
+        - y: `[*, out_features]`, in the dtype of x, or that of torch.autocast.
 
-    Example:
+    Examples:
         >>> layer = quire.Linear(64, 96)
         >>> with quire.autocast(recipe="mxfp8"):
         ...     y = layer(torch.randn(32, 64))
@@ -165,7 +165,7 @@ class Linear(ProductModule, torch.nn.Linear):
         *,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
-        """x [*, in_features] -> [*, out_features].
+        """x `[*, in_features]` -> `[*, out_features]`.
 
         If torch.autocast is enabled, the result has its dtype, and x, weight and bias can each be float32, float16 or
         bfloat16; each is quantized from its own dtype. Otherwise the result has x's dtype, which weight and bias must

@@ -129,9 +129,9 @@ class MoE(Float32Buffers):
             group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
     Shape:
-        - x and y: [*, hidden_size].
+        - x and y: `[*, hidden_size]`.
 
-    Example:
+    Examples:
         >>> layer = quire.MoE(64, 128, num_experts=4, top_k=2)
         >>> layer(torch.randn(32, 64)).shape
         torch.Size([32, 64])
@@ -193,11 +193,11 @@ class MoE(Float32Buffers):
             self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, parallel=second, **options)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
-        """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would return; with return_routing also
+        """x `[*, hidden_size]` -> the same shape, in the dtype that quire.Linear would return; with return_routing also
         the Routing. Raises the errors of quire.Linear if dtypes or shapes do not fit.
 
         Args:
-            x: [*, hidden_size].
+            x: `[*, hidden_size]`.
             return_routing: whether to return (y, Routing).
         """
         try:

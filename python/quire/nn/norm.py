@@ -119,7 +119,7 @@ class LayerNorm(_Norm):
         dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
 
     Shape:
-        - x and y: [*, *normalized_shape].
+        - x and y: `[*, *normalized_shape]`.
     """
 
     normalization = "LayerNorm"
@@ -137,7 +137,7 @@ class RMSNorm(_Norm):
         dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
 
     Shape:
-        - x and y: [*, *normalized_shape].
+        - x and y: `[*, *normalized_shape]`.
     """
 
     normalization = "RMSNorm"

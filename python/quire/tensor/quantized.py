@@ -74,7 +74,8 @@ class QuantizedTensor(DataTensors, torch.Tensor):
       split, select, ...) return a QuantizedTensor, and of fp8_tensor also views of other parts (chunk(2, dim=-1),
       [:, 8:24]). A view of a part has only rowwise codes.
     * Other views (.t(), columns, view(-1), ...) return a DecodedView, which is read as decoded values.
-    * Operators that write to it (copy_, add_, _foreach_*, _fused_adamw_, ...) compute on `master` if there is one, else
+    * Operators that write to it (copy_, add_, `_foreach_*`, `_fused_adamw_`, ...) compute on `master` if there is one,
+    else
       on the decoded values in `dtype`, and quantize the result into the same storage. copy_ from a tensor of the same
       spec and shape copies bytes. A write to a view is a write to all of the tensor.
     * Collectives that would write to it (torch.distributed.broadcast, all_reduce, recv, ...) raise TypeError.
