@@ -1,4 +1,5 @@
-"""Linear layers whose products run in FP8, MXFP8 or NVFP4, forward and backward, captured whole by torch.compile."""
+"""Linear and Mixture-of-Experts layers whose matmuls have operands in FP8, MXFP8, MXFP4 or NVFP4, in the forward and
+the backward pass, captured whole by torch.compile."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -14,8 +14,12 @@ def told(model: object, tell: Callable[[str], object]) -> Iterator[None]:
     if not isinstance(model, torch.nn.Module):
         yield
         return
-    layers = _Layers(tell)
-    handles = [handle for path, module in model.named_modules() for handle in layers.watch(path, module)]
+    layers = _Layers(model, tell)
+    # Not hooks of the modules: with one, torch.nn.TransformerEncoderLayer would not take its fast path.
+    handles = (
+        torch.nn.modules.module.register_module_forward_pre_hook(layers.enter),
+        torch.nn.modules.module.register_module_forward_hook(layers.leave),
+    )
     try:
         yield
     finally:
@@ -26,29 +30,25 @@ def told(model: object, tell: Callable[[str], object]) -> Iterator[None]:
 class _Layers:
     """The modules whose forward is running, and the nodes of autograd that they have made."""
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
+    def __init__(self, model: torch.nn.Module, tell: Callable[[str], object]) -> None:
         self._tell = tell
+        self._paths = {module: path for path, module in model.named_modules()}
         self._running: list[str] = []
         #: Nodes of which is known who has made them. Held, so that no other one gets the address of one.
         self._known: set[object] = set()
         self.of_nodes: list[torch.utils.hooks.RemovableHandle] = []
 
-    def watch(self, path: str, module: torch.nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        """Hooks for one module. The last ones to be called before its forward, and the first ones after it."""
+    def enter(self, module: torch.nn.Module, args: tuple) -> None:
+        """Before the forward of a module, of any model and in any thread."""
+        if module in self._paths and not torch.compiler.is_compiling():
+            self._running.append(self._paths[module])
+            self._tell(self._running[-1])
 
-        def enter(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-            if not torch.compiler.is_compiling():
-                self._running.append(path)
-                self._tell(path)
-
-        def leave(module: torch.nn.Module, args: tuple, kwargs: dict, result: object) -> None:
-            if not torch.compiler.is_compiling() and self._running:
-                self._know(path, (args, kwargs), result)
-                self._running.pop()
-                self._tell(self._running[-1] if self._running else "")
-
-        yield module.register_forward_pre_hook(enter, with_kwargs=True)
-        yield module.register_forward_hook(leave, prepend=True, with_kwargs=True)
+    def leave(self, module: torch.nn.Module, args: tuple, result: object) -> None:
+        """After it. What was passed by keyword is not known: removing a hook that gets it leaves PyTorch with a trace."""
+        if module in self._paths and self._running and not torch.compiler.is_compiling():
+            self._know(self._running.pop(), args, result)
+            self._tell(self._running[-1] if self._running else "")
 
     def _know(self, path: str, inputs: object, results: object) -> None:
         """The nodes between inputs and results, of which no inner module has made any, are this module's."""

@@ -98,4 +98,14 @@ def test_hooks_of_the_model_stay_and_those_of_the_report_go():
         except RuntimeError:
             assert arguments[0].shape[1] == 65
     assert calls == ["hook"]
+    assert not torch.nn.modules.module._has_any_global_hook()
     assert before == {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in net.named_modules()}
+
+
+def test_a_layer_that_pytorch_computes_past_its_modules_stays_so():
+    """Hooks of modules would turn off the fast path."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    with torch.no_grad():
+        found = quire.explain(layer, torch.randn(2, 16, 64))
+    assert found.steps == ()  # which one operator of PyTorch computes

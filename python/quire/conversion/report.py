@@ -104,8 +104,9 @@ class ConversionReport:
 
     def __str__(self) -> str:
         run = self.recipe or _OF_AUTOCAST
+        verb = "is" if len(self.layers) == 1 else "are"
         lines = [
-            f"{self.model}: {len(self.converted)} of {len(self.layers)} linear layers are quire's",
+            f"{self.model}: {len(self.converted)} of {counted(len(self.layers), 'linear layer')} {verb} quire's",
             f"recipe: {run}",
         ]
         if self.nbytes is not None and any(layer.weight_bytes is not None for layer in self.converted):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, counted
 from quire.io.container import CheckpointError, some
 from quire.io.dialect import is_kept
 from quire.io.fitting import Record, Ref, Target, fit, remember
@@ -52,8 +52,8 @@ class LoadReport:
         recipes: dict[str, int] = {}
         for recipe in self.quantized.values():
             recipes[recipe] = recipes.get(recipe, 0) + 1
-        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {len(self.plain)} plain parameters"]
-        lines += [f"  {count:5} weights: {recipe}" for recipe, count in recipes.items()]
+        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {counted(len(self.plain), 'plain parameter')}"]
+        lines += [f"  {counted(count, 'weight'):>13}: {recipe}" for recipe, count in recipes.items()]
         lines += [f"  missing: {some(self.missing)}"] if self.missing else []
         lines += [f"  unused: {some(self.unused)}"] if self.unused else []
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
@@ -239,7 +239,7 @@ def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], note
     if layer.layout.calibrated and lacking and missing == "max":
         layer.scales = _largest(layer, checkpoint)
         notes.append(
-            f"{layer.path}: {len(lacking)} static scales of inputs were missing, and are the largest of others"
+            f"{layer.path}: the largest scale of others is used for {counted(len(lacking), 'missing static scale')}"
         )
     static = layer.layout.calibrated and None not in layer.scales
     own = layer.layout.static if static else layer.layout.dynamic
@@ -345,10 +345,10 @@ def _of_values(plain: Sequence[Target], checkpoint: Checkpoint) -> list[str]:
     for name in loaded:
         entry = checkpoint.container.header[name]
         if entry.stored:
-            kinds.setdefault(f"of type {entry.stored}, and are decoded", []).append(name)
+            kinds.setdefault(f"of type {entry.stored}, decoded", []).append(name)
         elif name in checkpoint.unscaled:
-            kinds.setdefault(f"{entry.dtype} without a scale: their codes are values (scale=1)", []).append(name)
-    return [f"{len(names)} tensors are {what}: {some(sorted(names))}" for what, names in sorted(kinds.items())]
+            kinds.setdefault(f"of {entry.dtype} without a scale, whose codes are values (scale=1)", []).append(name)
+    return [f"{counted(len(names), 'tensor')} {what}: {some(sorted(names))}" for what, names in sorted(kinds.items())]
 
 
 def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOptions) -> tuple[list[str], list[str]]:
