@@ -45,7 +45,7 @@ class _Layers:
             self._tell(self._running[-1])
 
     def leave(self, module: torch.nn.Module, args: tuple, result: object) -> None:
-        """After it. What was passed by keyword is not known: removing a hook that gets it leaves PyTorch with a trace."""
+        """After it. It does not see what was passed by keyword: PyTorch does not remove all of a hook that does."""
         if module in self._paths and self._running and not torch.compiler.is_compiling():
             self._know(self._running.pop(), args, result)
             self._tell(self._running[-1] if self._running else "")

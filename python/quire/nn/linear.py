@@ -165,25 +165,19 @@ class Linear(ProductModule, torch.nn.Linear):
         *,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
-        """x `[*, in_features]` -> `[*, out_features]`.
-
-        If torch.autocast is enabled, the result has its dtype, and x, weight and bias can each be float32, float16 or
-        bfloat16; each is quantized from its own dtype. Otherwise the result has x's dtype, which weight and bias must
-        have too, or TypeError is raised (numerics.md 6.2, 6.7).
+        """x `[*, in_features]` -> `[*, out_features]`, in the dtype of x or, if it is enabled, of torch.autocast. Only then
+        can weight and bias have other dtypes: each is quantized from its own (numerics.md 6.2, 6.7).
 
         Args:
             x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec.
-                One that requires a gradient gets that of its decoded values.
             is_first_microbatch: True quantizes the weight and keeps the codes; False uses the kept codes (and quantizes
                 if there are none); None does neither. Codes of a weight that has changed since raise an error.
             fp8_output: whether the result is quantized under the recipe's spec for x.
-            fp8_grad: the gradient of x is rounded to the recipe's format of gradients.
-            output_spec: the result is quantized under this spec: a QuantizedTensor, or if there will be a backward pass
-                a QuantizedActivation. Other layers accept both as input. fp8_output=True: under the recipe's spec for
-                x.
+            fp8_grad: whether the gradient of x is rounded to the recipe's format of gradients.
+            output_spec: of a quantized result, a QuantizedTensor, or for backward a QuantizedActivation.
 
         Raises:
-            RuntimeError: if shapes or devices do not fit.
+            RuntimeError: if shapes or devices do not fit. TypeError, if dtypes do not.
         """
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
