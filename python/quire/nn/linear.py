@@ -165,7 +165,7 @@ class Linear(ProductModule, torch.nn.Linear):
         *,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
-        """x `[*, in_features]` -> `[*, out_features]`, in the dtype of x or, if it is enabled, of torch.autocast. Only then
+        """x `[*, in_features]` -> `[*, out_features]`, in the dtype of x, or of torch.autocast if it is on. Only then
         can weight and bias have other dtypes: each is quantized from its own (numerics.md 6.2, 6.7).
 
         Args:
