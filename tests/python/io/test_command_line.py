@@ -92,7 +92,7 @@ def test_all_faults_of_a_file_are_listed_with_what_was_not_checked(tmp_path, cap
     ]:
         assert stem in problem and what in problem
     (left,) = [line for line in said.splitlines() if line.startswith("not checked")]
-    assert f"{stems[1]}.weight" in left and " and 1 more" in left
+    assert f"{stems[1]}.weight" in left and " and 2 more" in left
     assert main(["verify", str(broken), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert {name.rpartition(".")[0] for name in found["left_out"]} == {stems[1], stems[4]}
@@ -106,8 +106,10 @@ def test_one_thing_is_not_said_in_the_plural(tmp_path, capsys):
     tensors[f"{stem}.input_scale"] = torch.tensor(float("nan"))
     folder = str(Files(tensors, modelopt_config("NVFP4")).write(tmp_path / "a"))
     said = []
-    for command in ("inspect", "verify", "run"):
-        main([command, folder])
+    tensors[f"{stem}.input_scale"] = torch.tensor(0.5)
+    whole = str(Files(tensors, modelopt_config("NVFP4")).write(tmp_path / "b"))
+    for command, path in (("inspect", folder), ("verify", folder), ("run", whole)):
+        main([command, path])
         said.append(capsys.readouterr().out)
     assert "modelopt, 1 file, " in said[0] and "1 quantized layer of" in said[0] and "0 plain tensors" in said[0]
     assert "1 layer checked, 1 problem\n" in said[1] and "1 scale is NaN" in said[1] and "1 layer ran" in said[2]
