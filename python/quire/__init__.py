@@ -11,7 +11,13 @@ transforms.register()
 transforms.register_flops()
 
 from quire import debug, delayed, distributed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
-from quire.autocast import active_recipe, autocast  # noqa: E402
+from quire.autocast import (  # noqa: E402
+    active_recipe,
+    autocast,
+    batch_invariant,
+    is_batch_invariant_enabled,
+    set_batch_invariant,
+)
 from quire.checks import near  # noqa: E402
 from quire.conversion.convert import convert  # noqa: E402
 from quire.conversion.recommend import RecipeEstimate, Recommendation, recommend  # noqa: E402
@@ -80,6 +86,7 @@ __all__ = [
     "active_recipe",
     "amax",
     "autocast",
+    "batch_invariant",
     "calibrate",
     "checkpoint",
     "conversion_report",
@@ -91,6 +98,7 @@ __all__ = [
     "dequantize_weights",
     "distributed",
     "explain",
+    "is_batch_invariant_enabled",
     "moe",
     "nvfp4_linear",
     "nvfp4_moe",
@@ -105,6 +113,7 @@ __all__ = [
     "refit",
     "rng_state",
     "runners",
+    "set_batch_invariant",
     "set_delayed_state",
     "set_rng_state",
     "synchronize",

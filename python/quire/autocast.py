@@ -1,4 +1,4 @@
-"""The recipe that layers use: a stack of contexts, one stack per thread."""
+"""The recipe that layers use, and whether their kernels must be batch invariant: stacks of contexts, one per thread."""
 
 import ctypes
 import functools
@@ -10,10 +10,11 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from quire import delayed
-from quire.checks import check_options
+from quire.checks import check_options, check_type
 from quire.delayed.step import RulesByLayer
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Recipe, as_recipe, default
+from quire.recipe.linear_spec import BATCH_INVARIANT, LinearSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class _State(threading.local):
         self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
         self.rule: Rule = None
+        self.batch_invariant: bool | None = None  # None: as set_batch_invariant() says
         # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
         self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
         if not self.foreign or not _in_backward():
@@ -56,8 +58,14 @@ class _State(threading.local):
         self.inside, self.recipe, self.rule = active
 
 
+class _Process:
+    """What holds for threads that are in no context of their own."""
+
+    batch_invariant = False
+
+
 _Active = tuple[bool, Recipe | None, Rule]
-_STATE = _State()
+_STATE, _PROCESS = _State(), _Process()
 
 
 _NOT_TRACED = (
@@ -106,6 +114,89 @@ def active_in(layer: torch.nn.Module) -> tuple[Recipe | None, Rule]:
     inside, recipe, rule = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, _STATE.rule)
     found = recipe if inside else layer.own_recipe
     return found if found is None or not found.by_layer else found.of_layer(layer), rule
+
+
+def is_batch_invariant_enabled() -> bool:
+    """Whether layers that are called in this thread compute as within quire.batch_invariant. In an autograd thread, as
+    in the thread that called backward."""
+    own = _STATE.batch_invariant
+    if own is None and _STATE.foreign:
+        own = _batch_invariant_of_caller()
+    return _PROCESS.batch_invariant if own is None else own
+
+
+def _batch_invariant_of_caller() -> bool | None:
+    if torch.compiler.is_compiling() or not torch._C._is_key_in_tls(_CARRIED):
+        return None
+    return torch._C._get_obj_in_tls(_CARRIED)["batch_invariant"]
+
+
+def specs_in_force(recipe: Recipe) -> LinearSpec:
+    """The specs of a call under the recipe, without options."""
+    return recipe.batch_invariant_specs if is_batch_invariant_enabled() else recipe.specs
+
+
+def set_batch_invariant(enabled: bool) -> None:
+    """quire.batch_invariant for all threads of the process, until it is called again, as
+    torch.use_deterministic_algorithms does. A context of a thread comes first.
+
+    enabled: False is the state at the start. Raises TypeError for anything that is not a bool.
+    """
+    check_type("set_batch_invariant", bool, enabled=enabled)
+    _PROCESS.batch_invariant = enabled
+
+
+class batch_invariant:
+    """Within this context layers of quire take only kernels that give a token the bits that it has alone. So y of a
+    token does not depend on the other tokens of the batch, on their number, on the token's position among them, or on
+    padding, and neither does dx for a given dy (docs/invariance.md). It is a context manager and a decorator, as
+    torch.inference_mode is. Its state is per thread; quire.set_batch_invariant is the same for the process.
+
+    enabled: False ends it for the time of the context.
+
+    What changes: on a CPU with AMX, NVFP4 has one order of sums for all numbers of tokens. Layers without a recipe, the
+    router of quire.MoE and recipes for weights only are multiplied by kernels of quire instead of PyTorch's. On a GPU
+    only kernels run that take every number of tokens. A recipe that gives x one scale for all tokens raises
+    RuntimeError, which names the alternatives: scales of blocks (MXFP8), of rows (NVFP4BlockScaling with
+    row_scaled_activation=True, fp8_row), or static scales (quire.calibrate).
+
+    The choice is an argument of each operator, a part of the text of its recipe. So whatever is captured within the
+    context keeps it when it runs outside: a backward pass, a graph of CUDA, a program of torch.export and a package of
+    AOTInductor. A function of torch.compile is compiled again when the state has changed.
+
+    It concerns layers of quire. PyTorch's own matmuls, such as those of a torch.nn.Linear that was not converted and of
+    attention, are as PyTorch computes them: quire.convert(model, min_features=1) makes them layers of quire, also
+    without a recipe.
+
+    Raises TypeError for anything that is not a bool.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        if not isinstance(enabled, bool):
+            raise TypeError(
+                f"batch_invariant: enabled must be a bool, got {enabled!r}; a decorator is written with parentheses: "
+                "@quire.batch_invariant()"
+            )
+        self._enabled = enabled
+        self._outer: list[bool | None] = []
+
+    def __enter__(self) -> "batch_invariant":
+        self._outer.append(_STATE.batch_invariant)
+        _STATE.batch_invariant = self._enabled
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _STATE.batch_invariant = self._outer.pop()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        enabled = self._enabled
+
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            with batch_invariant(enabled):
+                return function(*args, **kwargs)
+
+        return wrapper
 
 
 class autocast:
@@ -226,20 +317,27 @@ class Reentered:
 
     def __init__(self, recipe: Recipe | None = None) -> None:
         self._state = _active() if recipe is None else (True, recipe, active_rule())
-        self._outer: list[tuple[_Active, bool]] = []
+        self._batch_invariant = is_batch_invariant_enabled()
+        self._outer: list[tuple[_Active, bool, bool | None]] = []
 
     def __enter__(self) -> "Reentered":
-        self._outer.append((_STATE.get(), _STATE.foreign))
+        self._outer.append((_STATE.get(), _STATE.foreign, _STATE.batch_invariant))
         _STATE.set(self._state)
+        _STATE.batch_invariant = self._batch_invariant
         _STATE.foreign = False  # also where nothing was active: the caller of backward is not asked
         return self
 
     def __exit__(self, *exception: object) -> None:
-        active, _STATE.foreign = self._outer.pop()
+        active, _STATE.foreign, _STATE.batch_invariant = self._outer.pop()
         _STATE.set(active)
 
     def same_as(self, other: "Reentered") -> bool:
-        return self._state == other._state
+        return self._state == other._state and self._batch_invariant == other._batch_invariant
+
+    def text_of(self, recipe: Recipe | None) -> str:
+        """What says how matmuls of a layer under the recipe compute within this context; "" as PyTorch's do."""
+        kernels = BATCH_INVARIANT if self._batch_invariant else ""
+        return kernels if recipe is None else recipe.specs_for(batch_invariant=self._batch_invariant).text
 
     def active_recipe(self) -> Recipe | None:
         """active_recipe() within this context."""
@@ -253,8 +351,8 @@ class Reentered:
 
 
 class Outside(Reentered):
-    """A context that is outside of every autocast, wherever it is entered."""
+    """A context that is outside of every autocast and batch_invariant, wherever it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._state = (False, None, None)
+        self._state, self._batch_invariant = (False, None, None), False

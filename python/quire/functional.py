@@ -64,6 +64,7 @@ def linear(
 
     x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. First derivatives only.
     recipe: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]" (numerics.md 6.8, 6.9).
+        It can end in ",kernels=batch_invariant" (7.8).
     sr_state: int64 [2] {seed, counter}, needed for gradients if dy is rounded stochastically; backward adds 1 to the
         counter (numerics.md 0.11).
 
@@ -126,7 +127,7 @@ def grouped_linear(
     offsets: int32 or int64 [E], the row at which each group ends; it begins where the previous group ends. A group can
         be empty; the gradient of its weight is then zero. Rows after the last group give zero and get a zero gradient.
         None: one group has all rows.
-    recipe: as for linear(), or "" for matmuls of the unquantized x and w.
+    recipe: as for linear(); "" or "kernels=batch_invariant" for matmuls of the unquantized x and w.
 
     The result of each group has the same bits as linear() of its rows alone: blocks, amaxes and transforms do not cross
     groups (numerics.md 0.19). On CUDA devices this holds of codes; matmuls of groups have kernels of their own (7.6).

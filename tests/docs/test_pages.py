@@ -20,6 +20,7 @@ PAGES = (
     "get-started",
     "train-and-resume",
     "inference",
+    "invariance",
     "language-model",
     "which-recipe",
     "checkpoints",

@@ -27,10 +27,10 @@ struct Runner {
 };
 
 inline const Runner& reference_runner() {
-  static const Runner runner{
-      "reference",
-      {reference::quantize, reference::dequantize, reference::gemm, reference::column_sum, reference::norm,
-       reference::norm_grad, reference::activation, reference::activation_grad, nullptr, reference::amax}};
+  static const Runner runner{"reference",
+                             {reference::quantize, reference::dequantize, reference::gemm, reference::column_sum,
+                              reference::norm, reference::norm_grad, reference::activation, reference::activation_grad,
+                              nullptr, reference::amax, reference::matmul}};
   return runner;
 }
 

@@ -65,6 +65,18 @@ TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
   EXPECT_EQ(explain_rows<Toy>({rows, "small"}, {5}, host()), "small: runs\nany: QUIRE_KERNEL names another\n");
 }
 
+TEST(KernelChoice, ARowWhoseResultsVaryWithTheBatchIsLeftOutWhereThatIsAskedFor) {
+  const std::array<KernelRow<Toy>, 2> rows{{{"small", varies<only_small>, nullptr}, {"any", nullptr, nullptr}}};
+  Context invariant = host();
+  invariant.batch_invariant = true;
+  EXPECT_EQ(choose("toy", Choice<Toy>{rows}, {5}, host()).name, "small");
+  EXPECT_EQ(choose("toy", Choice<Toy>{rows}, {5}, invariant).name, "any");
+  EXPECT_EQ(explain_rows<Toy>({rows}, {50}, host()), "small: size 50 is not below 10\nany: runs\n");
+  EXPECT_EQ(explain_rows<Toy>({rows}, {5}, invariant),
+            "small: a row of its result depends on the other rows, and kernels=batch_invariant forbids that\n"
+            "any: runs\n");
+}
+
 TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
   EXPECT_EQ(forced_kernel("", "gemm", "cpu"), "");
   EXPECT_EQ(forced_kernel("quantize:reference", "quantize", "cpu"), "reference");

@@ -27,6 +27,39 @@ void expect_contains(const std::string& message, std::initializer_list<std::stri
     EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
 }
 
+TEST(Specs, ARecipeCanAskForKernelsWhoseRowsDoNotDependOnTheBatch) {
+  for (const std::string text :
+       {"x=mxfp8,w=mxfp8,dy=mxfp8", "x=none,w=nvfp4,dy=none,backward=dequantized",
+        "x=nvfp4:row_scaled,w=nvfp4:16x16,dy=nvfp4:sr,dx=nvfp4,backward=requantized",
+        "x=fp8_tensor:given,w=fp8_tensor,dy=fp8_row", "x=fp8_row,w=fp8_tensor,dy=fp8_tensor"}) {
+    const std::string asked = text + ",kernels=batch_invariant";
+    EXPECT_FALSE(LinearSpec::parse(text).batch_invariant);
+    EXPECT_TRUE(LinearSpec::parse(asked).batch_invariant);
+    EXPECT_EQ(LinearSpec::parse(asked).to_string(), asked);
+    EXPECT_TRUE(OptionalLinearSpec::parse(asked).batch_invariant);
+    EXPECT_EQ(*OptionalLinearSpec::parse(asked), LinearSpec::parse(asked));
+  }
+  for (const bool asked : {false, true}) {
+    const OptionalLinearSpec none = OptionalLinearSpec::parse(asked ? "kernels=batch_invariant" : "");
+    EXPECT_FALSE(none.has_value());
+    EXPECT_EQ(none.batch_invariant, asked);
+  }
+}
+
+TEST(Specs, ScalesOfSeveralTokensDoNotGoWithSuchKernels) {
+  const auto of_x = [](std::string_view x) {
+    return refusal<LinearSpec>(text("x=", x, ",w=mxfp8,dy=mxfp8,kernels=batch_invariant"));
+  };
+  for (const std::string_view x : {"fp8_tensor", "nvfp4", "nvfp4:global=mul"})
+    expect_contains(of_x(x), {"one scale for all tokens", "fp8_row", "row_scaled", "given"});
+  for (const std::string_view x : {"fp8_block:128x128", "mxfp8:32x32"})
+    expect_contains(of_x(x), {"tiles of several tokens"});
+  for (const std::string_view x : {"fp8_block", "mxfp4", "nvfp4:global=mul:given"}) EXPECT_EQ(of_x(x), "accepted");
+  expect_contains(refusal<LinearSpec>("x=mxfp8,w=mxfp8,dy=mxfp8,kernels=fast"), {"unknown kernels 'fast'"});
+  for (const std::string_view wrong : {"kernels=fast", "kernels=batch_invariant,", "kernels=batch_invariant,x=mxfp8"})
+    EXPECT_NE(refusal<OptionalLinearSpec>(wrong), "accepted") << wrong;
+}
+
 TEST(Specs, EveryLegalSpecComesBackFromItsText) {
   std::set<std::string> texts;
   for (const QuantSpec& spec : all_specs()) {

@@ -108,7 +108,9 @@ def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, pa
     fields: Fields = {"sharded as": parallel, "tokens": tokens, "weight": str(list(weight))}
     mode = parallel.partition(",")[0]
     caller = f"a sharded layer of a compiled function, {mode}, rank {group.rank()} of {group.size()}"
-    _compare(caller, fields | fields_of_recipe(LinearSpec.parse(recipe) if recipe else None), group, "compiled")
+    quantized = "x=" in recipe
+    specs = fields_of_recipe(LinearSpec.parse(recipe) if quantized else None, "" if quantized else recipe)
+    _compare(caller, fields | specs, group, "compiled")
 
 
 def agree_in_graph(t: torch.Tensor, group: str, caller: str, fields: Fields, recipe: str) -> None:
@@ -186,11 +188,12 @@ def _differences(said: list[Fields]) -> str:
     return "; ".join(texts[:_LISTED]) + more
 
 
-def fields_of_recipe(specs: LinearSpec | None) -> Fields:
-    """The specs of a matmul as fields. None: high precision."""
+def fields_of_recipe(specs: LinearSpec | None, high_precision: str) -> Fields:
+    """The specs of a matmul as fields. None: the matmul is in high precision, and that is its text."""
     if specs is None:
-        return {"recipe": "none"}
+        return {"recipe": high_precision or "none"}
     each = {"x": specs.x, "w": specs.w, "dy": specs.dy, "dx": specs.dx, "backward": specs.backward}
+    each["kernels"] = specs.kernels
     return {f"recipe {name}": value for name, value in each.items() if value}
 
 

@@ -41,6 +41,7 @@ class Matmul(Protocol):
     name: str
     call: Any  # quire.nn.call.Call, whose package imports this one
     specs: LinearSpec | None
+    high_precision: str
     parameters: Sequence[torch.Tensor]
     weights: Sequence[torch.Tensor]
     input_scale: torch.Tensor | None
@@ -89,7 +90,7 @@ class Exchange:
         offsets: torch.Tensor | None = None,
         **state: object,
     ) -> Results:
-        """The matmul and its backward pass. recipe: the text of the specs, "" in high precision. state: as for
+        """The matmul and its backward pass. recipe: the text of the specs, or matmul.high_precision. state: as for
         grouped_linear(); and input_scale, the scale of x if it does not follow from x, float32 [groups]."""
         bias, dtype = biases[0] if biases else None, matmul.call.dtype
         if not recipe and offsets is None and not state:
@@ -266,6 +267,8 @@ class ShardedRows(Exchange):
         **state: object,
     ) -> Results:
         plan = plan_of(matmul.specs, weights[0].shape[0], matmul.call.dtype, self.shards)
+        if matmul.specs is None:
+            plan = plan._replace(text=recipe)
         return sharded_linear(x, weights[0], biases[0] if biases else None, plan, **state), None, None
 
 
@@ -319,12 +322,11 @@ def _announce(matmul: Matmul, x: torch.Tensor, parallel: Parallel) -> str:
     def said() -> tuple[str, Fields]:
         fields: Fields = {"layer": layer, "sharded as": parallel.text, "tokens": x.shape[:-1].numel()}
         fields |= {"x": f"{x.dtype} [*, {x.shape[-1]}]", "weight": f"{weight.dtype} {list(weight.shape)}"}
-        return caller, fields | check_ranks.fields_of_recipe(matmul.specs)
+        return caller, fields | check_ranks.fields_of_recipe(matmul.specs, matmul.high_precision)
 
     if not check_ranks.enabled():
-        parallel.agree(
-            matmul.module, matmul.name, (x, weight, "none" if matmul.specs is None else matmul.specs.text), said
-        )
+        recipe = matmul.high_precision or "none" if matmul.specs is None else matmul.specs.text
+        parallel.agree(matmul.module, matmul.name, (x, weight, recipe), said)
         return caller
     fields = said()[1] | {"x": f"{x.dtype} {list(x.shape)}"}
     if matmul.input_scale is not None:
@@ -340,9 +342,9 @@ def _agree_on_shards(matmul: Matmul, shards: Shards) -> None:
 
     def said() -> tuple[str, Fields]:
         fields: Fields = {"layer": layer, "shard of the weight": f"{weight.dtype} {list(weight.shape)}"}
-        return layer, fields | check_ranks.fields_of_recipe(matmul.specs)
+        return layer, fields | check_ranks.fields_of_recipe(matmul.specs, matmul.high_precision)
 
-    sizes = (weight.dtype, weight.shape, matmul.specs)
+    sizes = (weight.dtype, weight.shape, matmul.specs, matmul.high_precision)
     check_ranks.agree(matmul.module, matmul.name, sizes, said, the_group(shards.group), device=weight.device)
 
 

@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     @property
     def from_codes(self) -> bool:
         """Whether backward multiplies codes."""
-        return bool(self.text) and self.backward in ("", "requantized")
+        return bool(self.w) and self.backward in ("", "requantized")
 
     @property
     def decodes_x(self) -> bool:
@@ -117,7 +117,7 @@ class _Product(torch.autograd.Function):
         plan = Plan(*fields)
         own = _agreed(w, plan) if torch.compiler.is_compiling() else w
         amaxes = _amaxes(own, plan)
-        weights, buffers = _Gather(own, amaxes, plan, "rowwise" if plan.text else "values").operands()
+        weights, buffers = _Gather(own, amaxes, plan, "rowwise" if plan.w else "values").operands()
         keeps_codes = plan.decodes_x or (plan.from_codes and plan.backward != "requantized")
         out, biases, save = w.shape[0] * plan.size, [] if bias is None else [bias], ctx.needs_input_grad[1]
         given: Buffers = ()

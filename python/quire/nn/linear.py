@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from quire import delayed
-from quire.autocast import Rule, active_in
+from quire.autocast import Rule, active_in, is_batch_invariant_enabled, specs_in_force
 from quire.checks import check_type_or_none, with_known_options
 from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
@@ -182,7 +182,7 @@ class Linear(ProductModule, torch.nn.Linear):
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
                 y = self._without_product(x)
-                if y is None and is_dtensor(x) and active_in(self) == (None, None):
+                if y is None and is_dtensor(x) and not is_batch_invariant_enabled() and active_in(self) == (None, None):
                     y = torchs_result(self, x)
                 if y is not None:
                     return y
@@ -211,7 +211,8 @@ class Linear(ProductModule, torch.nn.Linear):
             return None
         recipe, rule = active_in(self)
         if recipe is None:
-            return torchs_linear(x, weight, bias) if unquantized and rule is None else None
+            torchs = unquantized and rule is None and not is_batch_invariant_enabled()
+            return torchs_linear(x, weight, bias) if torchs else None
         dtype = x.dtype
         if is_any_autocast_enabled() and uses_torch_autocast(x):
             dtype = torch.get_autocast_dtype(x.device.type)
@@ -226,8 +227,8 @@ class Linear(ProductModule, torch.nn.Linear):
             return None
         kept = self.kept_weight
         if kept is None or kept.spec != recipe.weight_spec:
-            return linear(x, weight, bias, recipe.specs.text, dtype, sr_state=sr_state)
-        text, codes, mark = recipe.specs.of_w(kept.stored).text, kept.operand(), kept.fingerprint
+            return linear(x, weight, bias, specs_in_force(recipe).text, dtype, sr_state=sr_state)
+        text, codes, mark = specs_in_force(recipe).of_w(kept.stored).text, kept.operand(), kept.fingerprint
         return linear_prequantized(x, weight, bias, text, dtype, w_buffers=codes, sr_state=sr_state, w_fingerprint=mark)
 
     def _delayed(self, x: torch.Tensor, recipe: Recipe, rule: Rule, dtype: torch.dtype) -> torch.Tensor | None:
@@ -241,7 +242,7 @@ class Linear(ProductModule, torch.nn.Linear):
         forward, backward = delayed.scales(state)
         given = {"fwd_scale": forward, "bwd_scale": backward, "bwd_amax": state.bwd_amax}
         biases = [] if bias is None else [bias]
-        y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, recipe.specs.text, dtype=dtype, **given)
+        y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, specs_in_force(recipe).text, dtype=dtype, **given)
         delayed.collect(state, rule, x_amax, w_amax)
         return y
 
@@ -256,7 +257,7 @@ class Linear(ProductModule, torch.nn.Linear):
             or not same_codes(weight.spec_text, recipe.weight_spec)
         ):
             return None
-        text = recipe.specs.of_w(weight.spec_text).text
+        text = specs_in_force(recipe).of_w(weight.spec_text).text
         return linear_prequantized(x, weight.carrier(), bias, text, dtype, w_buffers=weight.buffer_list())
 
     def extra_repr(self) -> str:

@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import torch
 
+from quire.autocast import is_batch_invariant_enabled
 from quire.checks import check_type, check_type_or_none
 from quire.distributed.experts import OVERFLOWS, ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import activation as activate
-from quire.functional import activation_inputs, activation_text
+from quire.functional import activation_inputs, activation_text, linear
 from quire.loading.devices import check_device
 from quire.moe import limit_capacity, route, tokens_per_expert, unpermute
 from quire.nn.call import active_call
@@ -23,6 +24,7 @@ from quire.nn.layer_path import name_layer
 from quire.nn.linear import Linear
 from quire.nn.product import Product
 from quire.recipe import Recipe
+from quire.recipe.linear_spec import BATCH_INVARIANT
 
 _ROUTE_OPTIONS = (
     *("score_function", "softmax_after_topk", "renormalize", "num_groups", "group_topk", "group_best"),
@@ -67,6 +69,8 @@ class Router(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [*, hidden_size] -> float32 [*, num_experts]."""
+        if is_batch_invariant_enabled():
+            return linear(x.float(), self.weight.float(), None, BATCH_INVARIANT, torch.float32)
         if not uses_torch_autocast(x):
             return torch.nn.functional.linear(x.float(), self.weight.float())
         with torch.autocast(x.device.type, enabled=False):

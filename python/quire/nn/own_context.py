@@ -27,8 +27,8 @@ def _default_device(device: torch.device) -> contextlib.AbstractContextManager[o
 @contextlib.contextmanager
 def own_context() -> Iterator[None]:
     """What is computed within does not depend on what the caller has set: quire's autocast (none is active within, so
-    layers run under their own recipes), gradients and inference mode (both off), and the default device. Afterwards all
-    of them are as before.
+    layers run under their own recipes), batch_invariant, gradients and inference mode (all off), and the default
+    device. Afterwards all of them are as before.
 
     The default dtype and the choice of deterministic algorithms belong to the process, so other threads would see a
     change of them: they stay, and quire's code depends on neither (tools/check_factories.py). torch.autocast and random

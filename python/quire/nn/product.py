@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
+from quire.autocast import is_batch_invariant_enabled
 from quire.distributed.exchange import exchange_of
 from quire.distributed.fully_sharded import check_gathered, gathered_amaxes
 from quire.distributed.placements import is_dtensor, local
@@ -17,7 +18,7 @@ from quire.nn.call import Call
 from quire.nn.layer_path import path_of
 from quire.nn.product_module import ProductModule, main_grads, named
 from quire.nn.weight import weight_operand
-from quire.recipe.linear_spec import LinearSpec
+from quire.recipe.linear_spec import BATCH_INVARIANT, LinearSpec
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
 
 
@@ -28,8 +29,8 @@ class Product:
     recomputation in the checkpoint uses the same values. run() collects amaxes of delayed scaling. commit() writes what
     later calls need. What the layer refuses whatever x is, the constructor refuses, before anything runs.
 
-    specs: those of the matmul, None in high precision. given: further arguments of the operator. exchange: what ranks
-    exchange, nothing in one process.
+    specs: those of the matmul, None in high precision. high_precision: the text of a recipe without specs. given:
+    further arguments of the operator. exchange: what ranks exchange, nothing in one process.
     """
 
     new_cache: CachedWeight | None = None
@@ -43,6 +44,7 @@ class Product:
         self.module, self.name, self.call = module, name, call.of_product(name)
         self.parameters = list(module.weights(name).values())
         self.weights = [call.part(parameter) for parameter in self.parameters]
+        self.high_precision = BATCH_INVARIANT if is_batch_invariant_enabled() else ""
         self.needs_dw = torch.is_grad_enabled() and any([requires_grad(parameter) for parameter in self.parameters])
         self.exchange = exchange_of(module, name, call.sequence)
         self.exchange.check(self)
@@ -203,11 +205,11 @@ class Product:
         if isinstance(weights[0], QuantizedTensor):
             if not torch.compiler.is_compiling():
                 tell_decoding(type(self.module).__name__)
-            if offsets is not None or given:
+            if offsets is not None or given or self.high_precision:
                 weights = [weight.dequantize() for weight in weights]
         if offsets is not None:
             given = given | {"offsets": offsets}
-        y, *_ = self.exchange.linear(self, x, weights, biases, recipe="", **given)
+        y, *_ = self.exchange.linear(self, x, weights, biases, recipe=self.high_precision, **given)
         if self.call.rule is not None:  # now that the arguments are known to fit
             each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
             state = self.module.of(self.name, "delayed")
@@ -257,7 +259,7 @@ def specs_of(module: ProductModule, call: Call) -> LinearSpec:
             f"quire.{type(module).__name__}: save_original_input=True does not go with DelayedScaling: x would be "
             "quantized again when its scale has changed. Use Float8CurrentScaling, or leave save_original_input False"
         )
-    return call.recipe.specs_for(call.fp8_grad, module.save_original_input)
+    return call.recipe.specs_for(call.fp8_grad, module.save_original_input, is_batch_invariant_enabled())
 
 
 # ------------------------------------------------------------ gradients of weights that do not go to autograd

@@ -81,7 +81,7 @@ class _Differing(Recipe):
     def _the_same(
         self, what: str, before: Recipe | None, now: Recipe | None, products: tuple[str, ...]
     ) -> Recipe | None:
-        was, text = _text(before, products), _text(now, products)
+        was, text = _text(self.first, before, products), _text(self.now, now, products)
         if was != text:
             raise _error(what, f"ran under {was}, and the recomputation runs under {text}")
         if now is not None and now.delayed() and self.step.ended():
@@ -89,10 +89,11 @@ class _Differing(Recipe):
         return now
 
 
-def _text(recipe: Recipe | None, products: tuple[str, ...]) -> str:
+def _text(context: Reentered, recipe: Recipe | None, products: tuple[str, ...]) -> str:
     """What decides about the results of these matmuls of a layer."""
     each = [None if recipe is None else recipe.of_product(product) for product in products]
-    texts = ["no recipe" if one is None else f"{one.linear_spec()!r}{' (delayed)' * one.delayed()}" for one in each]
+    texts = [(context.text_of(one), one is not None and one.delayed()) for one in each]
+    texts = [f"{text!r}{' (delayed)' * delayed}" if text else "no recipe" for text, delayed in texts]
     return texts[0] if len(set(texts)) == 1 else " and ".join(texts)
 
 

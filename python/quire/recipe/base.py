@@ -98,6 +98,7 @@ class Recipe:
         weight_spec: the canonical texts of the specs for x and w.
         stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
         specs: specs_for() without options.
+        batch_invariant_specs: the same within quire.batch_invariant.
         delayed_operands: those of "x", "w" and "dy" whose scales come from earlier steps.
         weight_only: whether x and gradients are not quantized: both specs are "none".
         static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
@@ -124,8 +125,11 @@ class Recipe:
         object.__setattr__(self, "weight_only", specs.x == "none")
         if self.weight_only and self.backward_override is None:
             object.__setattr__(self, "backward_override", "dequantized")
-        specs = LinearSpec(specs.x, specs.w, specs.dy, backward=self.backward_override or "")
+        roles, backward = (specs.x, specs.w, specs.dy), self.backward_override or ""
+        specs = LinearSpec(*roles, backward=backward)
         object.__setattr__(self, "specs", specs)
+        invariant = LinearSpec(*roles, backward=backward, kernels="batch_invariant")
+        object.__setattr__(self, "batch_invariant_specs", invariant)
         object.__setattr__(self, "input_spec", specs.x)
         object.__setattr__(self, "weight_spec", specs.w)
         object.__setattr__(self, "stochastic", "sr" in specs.dy.split(":"))
@@ -140,7 +144,9 @@ class Recipe:
         """Those of x, w and dy."""
         raise NotImplementedError
 
-    def specs_for(self, fp8_grad: bool = False, save_original_input: bool = False) -> LinearSpec:
+    def specs_for(
+        self, fp8_grad: bool = False, save_original_input: bool = False, batch_invariant: bool = False
+    ) -> LinearSpec:
         """The specs of a call.
 
         Args:
@@ -148,12 +154,12 @@ class Recipe:
             save_original_input: the unquantized x is saved, and quantized in backward for the weight gradient; it has
                 no effect under a backward_override. Neither has an effect if weight_only.
         """
-        own = self.specs
+        own = self.batch_invariant_specs if batch_invariant else self.specs
         if not (fp8_grad or save_original_input) or self.weight_only:
             return own
         options = [option for option in own.dy.split(":") if option.split("=")[0] not in ("rht", "sr")]
         backward = own.backward or ("requantized" if save_original_input else "")
-        return LinearSpec(own.x, own.w, own.dy, ":".join(options) if fp8_grad else "", backward)
+        return LinearSpec(own.x, own.w, own.dy, ":".join(options) if fp8_grad else "", backward, own.kernels)
 
     def linear_spec(self, fp8_grad: bool = False, save_original_input: bool = False) -> str:
         """The text of specs_for(): the `recipe` argument of the operators (docs/specs.md).

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from torch.compiler import is_dynamo_compiling
 
+#: The text of a recipe that quantizes nothing, for kernels that give a row the bits that it has alone.
+BATCH_INVARIANT = "kernels=batch_invariant"
+
 
 @dataclass(frozen=True)
 class LinearSpec:
@@ -11,8 +14,9 @@ class LinearSpec:
 
     x, w, dy: texts of specs. dx: the spec to which the gradient of x is rounded, or "". backward: "" if backward
     multiplies codes of forward's operands, "requantized" if it quantizes the saved x itself, "dequantized" if it
-    multiplies decoded values, "high_precision" if it multiplies x and w themselves.
-    text: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=...]", the argument `recipe` of the operators.
+    multiplies decoded values, "high_precision" if it multiplies x and w themselves. kernels: "batch_invariant" if only
+    kernels may be taken that give a token the bits that it has alone, or "".
+    text: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=...][,kernels=...]", the argument `recipe` of the operators.
     """
 
     x: str
@@ -20,6 +24,7 @@ class LinearSpec:
     dy: str
     dx: str = ""
     backward: str = ""
+    kernels: str = ""
     text: str = field(init=False, compare=False)
     #: Results of of_w(), because layers with kept codes ask for one in each call.
     _of_w: "dict[str, LinearSpec]" = field(init=False, compare=False, repr=False, default_factory=dict)
@@ -27,7 +32,8 @@ class LinearSpec:
     def __post_init__(self) -> None:
         dx = f",dx={self.dx}" if self.dx else ""
         backward = f",backward={self.backward}" if self.backward else ""
-        object.__setattr__(self, "text", f"x={self.x},w={self.w},dy={self.dy}{dx}{backward}")
+        kernels = f",kernels={self.kernels}" if self.kernels else ""
+        object.__setattr__(self, "text", f"x={self.x},w={self.w},dy={self.dy}{dx}{backward}{kernels}")
 
     @classmethod
     def parse(cls, text: str) -> "LinearSpec":
@@ -41,14 +47,14 @@ class LinearSpec:
 
     def of_x(self, x: str) -> "LinearSpec":
         """The same for an x that is quantized under another spec."""
-        return self if x == self.x else LinearSpec(x, self.w, self.dy, self.dx, self.backward)
+        return self if x == self.x else LinearSpec(x, self.w, self.dy, self.dx, self.backward, self.kernels)
 
     def of_w(self, w: str) -> "LinearSpec":
         """The same for a weight whose codes are stored under the spec `w`: the own one, or its interleaved form."""
         if w == self.w:
             return self
         if is_dynamo_compiling():  # a graph would guard on what the dict holds
-            return LinearSpec(self.x, w, self.dy, self.dx, self.backward)
+            return LinearSpec(self.x, w, self.dy, self.dx, self.backward, self.kernels)
         if w not in self._of_w:
-            self._of_w[w] = LinearSpec(self.x, w, self.dy, self.dx, self.backward)
+            self._of_w[w] = LinearSpec(self.x, w, self.dy, self.dx, self.backward, self.kernels)
         return self._of_w[w]

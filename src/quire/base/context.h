@@ -39,6 +39,8 @@ struct Context {
   /// The stream is being captured: kernels run later, and more than once. Nobody may wait, and memory comes from
   /// `workspace` alone.
   bool capturing = false;
+  /// Only kernels that are declared to give a row of a result the bits that it has alone (kernel_table.h: varies).
+  bool batch_invariant = false;
   std::string_view part{};  ///< of a larger computation, such as "expert 3", for the observer
 };
 

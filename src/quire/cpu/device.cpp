@@ -30,13 +30,15 @@ bool refuses_int8(const GemmProblem& p, const Context&, Refusal* refusal) {
   return false;
 }
 
-bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, Refusal* refusal) {
+bool refuses_amx_nvfp4(const GemmProblem& p, const Context& context, Refusal* refusal) {
   if (lacks(active().amx_nvfp4, "bfloat16 tiles", refusal)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scale != ScaleKind::two_level)
       return refused(refusal, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
-  return p.a.outer < least &&
+  // The two kernels sum in other orders, so a row that must not depend on their number has one of them for every
+  // number.
+  return !context.batch_invariant && p.a.outer < least &&
          refused(refusal, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
 }
 
@@ -159,10 +161,13 @@ bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
   return !matmul_in_use() && refused_here(refusal, "no library is lent to multiply plain matrices (set_matmul)");
 }
 
+/// The library's sums depend on the number of rows and on where they lie.
 constexpr std::array kMatmul{
     KernelRow<MatmulProblem>{
-        "library", refuses_matmul,
+        "library", varies<refuses_matmul>,
         taking_groups<MatmulProblem, [](const MatmulProblem& p, const Context& c) { matmul_in_use()(p, c); }>},
+    KernelRow<MatmulProblem>{"generic", nullptr,
+                             taking_groups<MatmulProblem, [](const MatmulProblem& p) { active().kernels->matmul(p); }>},
     KernelRow<MatmulProblem>{"reference", nullptr, taking_groups<MatmulProblem, reference::matmul>},
 };
 

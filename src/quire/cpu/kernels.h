@@ -17,6 +17,7 @@ struct Kernels {
   void (*activation_grad)(const ActivationGradProblem&);
   uint64_t (*fingerprint)(const Matrix&);
   void (*amax)(const AmaxProblem&);
+  void (*matmul)(const MatmulProblem&);
 };
 
 /// A product of operands of some formats only (Isa says which).

@@ -163,10 +163,13 @@ Grid pipelined_grid(const PipelinedTiles& tiles, const Context& context) {
 // on other rows. cublaslt sums as the chip does (7.6), and so does cublaslt_bf16. exact gives the bits of few_rows, for
 // 4-bit operands. It stands behind decode because adding every block in float32 takes about as many instructions again
 // as decoding the codes. The reference sums in double.
-constinit const Rows<GemmProblem, 9> kGemm{{{"skinny", refuses_skinny, multiply_skinny},
-                                            {"few_rows", refuses_few_rows, gemm_few_rows},
-                                            {"cublaslt", refuses_cublaslt, gemm_cublaslt},
-                                            {"cublaslt_bf16", refuses_cublaslt_bf16, gemm_cublaslt_bf16},
+//
+// Not batch invariant: skinny and few_rows, which take few rows only, so that the same row among more is another
+// kernel's; and what calls NVIDIA's library, which may choose another algorithm for another number of rows.
+constinit const Rows<GemmProblem, 9> kGemm{{{"skinny", varies<refuses_skinny>, multiply_skinny},
+                                            {"few_rows", varies<refuses_few_rows>, gemm_few_rows},
+                                            {"cublaslt", varies<refuses_cublaslt>, gemm_cublaslt},
+                                            {"cublaslt_bf16", varies<refuses_cublaslt_bf16>, gemm_cublaslt_bf16},
                                             {"pipelined_bf16", refuses_pipelined_bf16, gemm_pipelined_bf16},
                                             {"decode", nullptr, gemm_decode},
                                             {"exact", refuses_exact, gemm_exact},

@@ -211,10 +211,13 @@ bool takes_wide_tiles(const MatmulProblem& p, const Context& context) {
 // sums whole contractions in the tensor cores. tiles takes operands of any dtype wherever they lie: tensor cores sum
 // its cuts, as those of decode. tiles32 sums as decode32 does, and rounds operands to out's dtype before. In these
 // three nothing depends on other rows. The reference sums in double.
-constinit const Rows<MatmulProblem, 7> kMatmul{{{"skinny", refuses_skinny, multiply_skinny},
-                                                {"few_rows", refuses_few_rows, matmul_few_rows},
-                                                {"library", refuses_library, matmul_library},
-                                                {"pipelined", refuses_pipelined, matmul_pipelined},
+//
+// Not batch invariant: skinny, few_rows and library, as in gemm.cpp; and pipelined, which takes x only where its memory
+// begins at a multiple of 16 bytes, so that the same row elsewhere in a batch is another kernel's.
+constinit const Rows<MatmulProblem, 7> kMatmul{{{"skinny", varies<refuses_skinny>, multiply_skinny},
+                                                {"few_rows", varies<refuses_few_rows>, matmul_few_rows},
+                                                {"library", varies<refuses_library>, matmul_library},
+                                                {"pipelined", varies<refuses_pipelined>, matmul_pipelined},
                                                 {"tiles", refuses_tiles, matmul_tiles},
                                                 {"tiles32", nullptr, matmul_tiles32},
                                                 {"reference", nullptr, matmul_reference}}};

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kRoles{"x", "w", "dy"};
 constexpr std::array<QuantSpec LinearSpec::*, 3> kMembers{&LinearSpec::x, &LinearSpec::w, &LinearSpec::dy};
-constexpr std::string_view kForm = "write x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=WORD]";
+constexpr std::string_view kForm = "write x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=WORD][,kernels=WORD]";
 
 /// In place of the specs of x and dy.
 constexpr std::string_view kNone = "none";
@@ -20,6 +20,9 @@ constexpr std::array<std::pair<std::string_view, Backward>, 3> kBackward{
     {{"requantized", Backward::requantized},
      {"dequantized", Backward::dequantized},
      {"high_precision", Backward::high_precision}}};
+
+/// The name of what says which kernels may be taken, and its one word.
+constexpr std::string_view kKernels = "kernels", kBatchInvariant = "batch_invariant";
 
 void check_roles(const LinearSpec& s, std::string_view text) {
   for (size_t i = 0; i < 2; ++i)
@@ -42,6 +45,18 @@ void check_weight_only(const LinearSpec& s, std::string_view text) {
         "' has another backward than x=none has, dequantized (the default) or high_precision");
 }
 
+/// Codes of a token follow from that token alone, or from a scale that the caller gives.
+void check_tokens_alone(const LinearSpec& s, std::string_view text) {
+  const bool of_tensor =
+      s.x.row().scope == Scope::tensor || (s.x.row().scale == ScaleKind::two_level && !s.x.row_scaled);
+  check(s.weight_only || s.x.given || !of_tensor, "recipe: '", text, "' quantizes x with one scale for all tokens, so ",
+        "that the bits of a token depend on its batch, and kernels=batch_invariant (quire.batch_invariant) forbids ",
+        "that; give x a scale for each token (fp8_row, nvfp4:row_scaled), scales of blocks (mxfp8, mxfp4, fp8_block), ",
+        "or a static scale (the option 'given', from quire.calibrate)");
+  check(s.weight_only || !s.x.square, "recipe: '", text, "' gives tiles of several tokens of x one scale, and ",
+        "kernels=batch_invariant (quire.batch_invariant) forbids that; remove the size of tiles from x");
+}
+
 /// Takes "NAME=VALUE" up to the next comma off the front of `rest`; empty if another name stands there.
 std::string_view take(std::string_view& rest, std::string_view name) {
   const size_t end = std::min(rest.find(','), rest.size());
@@ -59,6 +74,12 @@ Backward parse_backward(std::string_view word, std::string_view text) {
 }
 
 }  // namespace
+
+std::string_view to_string(Backward backward) {
+  for (const auto& [name, value] : kBackward)
+    if (value == backward) return name;
+  return {};
+}
 
 InputSpec InputSpec::parse(std::string_view text) {
   return text == kNone ? InputSpec{} : InputSpec{QuantSpec::parse(text)};
@@ -83,10 +104,16 @@ LinearSpec LinearSpec::parse(std::string_view text) {
   if (out.weight_only) out.backward = Backward::dequantized;
   if (const std::string_view spec = take(rest, "dx"); !spec.empty()) out.dx = QuantSpec::parse(spec);
   if (const std::string_view word = take(rest, "backward"); !word.empty()) out.backward = parse_backward(word, text);
+  if (const std::string_view word = take(rest, kKernels); !word.empty()) {
+    check(word == kBatchInvariant, "recipe: unknown kernels '", word, "' in '", text, "'; the word is ",
+          kBatchInvariant, ", or left out");
+    out.batch_invariant = true;
+  }
   check(text.back() != ',', "recipe: '", text, "' ends with a comma; ", kForm);
   check(rest.empty(), "recipe: unexpected '", rest, "' at the end of '", text, "'; ", kForm);
   check_roles(out, text);
   if (out.weight_only) check_weight_only(out, text);
+  if (out.batch_invariant) check_tokens_alone(out, text);
   return out;
 }
 
@@ -94,9 +121,21 @@ std::string LinearSpec::to_string() const {
   const auto operand = [&](const QuantSpec& spec) { return weight_only ? InputSpec{} : InputSpec{spec}; };
   std::string s = text("x=", operand(x).to_string(), ",w=", w.to_string(), ",dy=", operand(dy).to_string());
   if (dx) s += ",dx=" + dx->to_string();
-  for (const auto& [name, value] : kBackward)
-    if (value == backward) s += text(",backward=", name);
+  if (const std::string_view word = quire::to_string(backward); !word.empty()) s += text(",backward=", word);
+  if (batch_invariant) s += text(",", kKernels, "=", kBatchInvariant);
   return s;
+}
+
+OptionalLinearSpec OptionalLinearSpec::parse(std::string_view text) {
+  OptionalLinearSpec out;
+  std::string_view rest = text;
+  if (take(rest, kKernels) == kBatchInvariant && rest.empty()) {
+    out.batch_invariant = true;
+  } else if (!text.empty()) {
+    out.emplace(LinearSpec::parse(text));
+    out.batch_invariant = out->batch_invariant;
+  }
+  return out;
 }
 
 }  // namespace quire

@@ -27,6 +27,9 @@ enum class Backward : uint8_t {
   high_precision,  ///< x, w and dy as they came
 };
 
+/// The word of a recipe for it; "" for quantized, which no word says.
+std::string_view to_string(Backward backward);
+
 /// Which operand feeds which product, and in which direction, is numerics.md 6.1:
 ///   y  = x rowwise * w rowwise        (contracts K)
 ///   dx = dy rowwise * w columnwise    (contracts N)
@@ -38,15 +41,26 @@ struct LinearSpec {
   bool weight_only = false;
   std::optional<QuantSpec> dx{};  ///< dx is quantized and decoded again before it is returned
   Backward backward = Backward::quantized;
+  bool batch_invariant = false;  ///< only kernels that give a token the bits that it has alone (numerics.md 7.8)
 
-  /// "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]". Throws Error if the text is
-  /// wrong or a spec does not fit its role: only dy may round stochastically, w is never Hadamard-transformed, x and dy
-  /// must be transformed alike (the transform cancels in dw), dx neither. "none" is the spec of x and dy, or of
-  /// neither.
+  /// "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision][,kernels=batch_invariant]".
+  /// Throws Error if the text is wrong or a spec does not fit its role: only dy may round stochastically, w is never
+  /// Hadamard-transformed, x and dy must be transformed alike (the transform cancels in dw), dx neither. "none" is the
+  /// spec of x and dy, or of neither. With kernels=batch_invariant no scale of x may follow from several tokens.
   static LinearSpec parse(std::string_view text);
   std::string to_string() const;
 
   bool operator==(const LinearSpec&) const = default;
+};
+
+/// A LinearSpec, or nothing for products of x and w as they are.
+struct OptionalLinearSpec : std::optional<LinearSpec> {
+  using std::optional<LinearSpec>::optional;
+
+  bool batch_invariant = false;  ///< as that of LinearSpec; "kernels=batch_invariant" says it of nothing
+
+  /// A LinearSpec, "" or "kernels=batch_invariant". Throws Error if it is none of them.
+  static OptionalLinearSpec parse(std::string_view text);
 };
 
 }  // namespace quire

@@ -37,4 +37,11 @@ class CallContext final : public quire::Workspace {
   quire::Context context_;
 };
 
+/// The context of a call whose recipe may ask for kernels=batch_invariant.
+template <class Recipe>
+quire::Context under(const Recipe& recipe, quire::Context context) {
+  context.batch_invariant = recipe->batch_invariant;
+  return context;
+}
+
 }  // namespace quire_torch

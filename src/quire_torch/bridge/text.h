@@ -66,6 +66,12 @@ struct Optional : std::optional<T> {
   static Optional parse(std::string_view text) { return text.empty() ? Optional{} : Optional{T::parse(text)}; }
 };
 
+/// Without specs a recipe can still say which kernels are asked.
+template <>
+struct Optional<quire::LinearSpec> : quire::OptionalLinearSpec {
+  static Optional parse(std::string_view text) { return {quire::OptionalLinearSpec::parse(text)}; }
+};
+
 using SpecText = Interned<quire::QuantSpec>;
 using OptionalSpecText = Interned<Optional<quire::QuantSpec>>;
 using InputSpecText = Interned<quire::InputSpec>;

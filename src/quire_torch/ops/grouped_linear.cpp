@@ -136,7 +136,7 @@ void GroupedLinear::check(const Args& a, op::Needs need) {
   const quire::LinearSpec& recipe = **a.recipe;
   const Backward mode = recipe.backward;
   quire::check(!keeps_x(a.recipe) || a.x_buffers.empty() || !need[kW],
-               "linear: x is given quantized, but backward=", a.recipe.text().substr(a.recipe.text().rfind('=') + 1),
+               "linear: x is given quantized, but backward=", quire::to_string(mode),
                " starts from x itself; pass x plain");
   quire::check(mode != Backward::requantized || !a.fwd_scale,
                "linear: backward=requantized does not go with delayed scaling: x would be quantized again when its "

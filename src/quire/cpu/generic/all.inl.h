@@ -3,6 +3,7 @@
 #include "quire/cpu/generic/gemm/column_sum.inl.h"
 #include "quire/cpu/generic/gemm/f32_microkernel.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
+#include "quire/cpu/generic/gemm/matmul.inl.h"
 #include "quire/cpu/generic/pointwise/activation.inl.h"
 #include "quire/cpu/generic/pointwise/norm.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"

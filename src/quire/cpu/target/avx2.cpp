@@ -14,8 +14,8 @@ namespace {
 #include "quire/cpu/generic/all.inl.h"
 }  // namespace
 
-const Kernels kKernels{quantize,  dequantize, multiply_matrix_f32, column_sum,  norm,
-                       norm_grad, activation, activation_grad,     fingerprint, amax};
+const Kernels kKernels{quantize,   dequantize,      multiply_matrix_f32, column_sum, norm,  norm_grad,
+                       activation, activation_grad, fingerprint,         amax,       matmul};
 
 }  // namespace quire::cpu::avx2
 
