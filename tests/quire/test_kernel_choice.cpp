@@ -66,7 +66,7 @@ TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
 }
 
 TEST(KernelChoice, ARowWhoseResultsVaryWithTheBatchIsLeftOutWhereThatIsAskedFor) {
-  const std::array<KernelRow<Toy>, 2> rows{{{"small", varies<only_small>, nullptr}, {"any", nullptr, nullptr}}};
+  const std::array<KernelRow<Toy>, 2> rows{{{"small", varies<Toy, only_small>, nullptr}, {"any", nullptr, nullptr}}};
   Context invariant = host();
   invariant.batch_invariant = true;
   EXPECT_EQ(choose("toy", Choice<Toy>{rows}, {5}, host()).name, "small");

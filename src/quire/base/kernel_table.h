@@ -48,13 +48,13 @@ bool refused_here(Refusal* refusal, const Parts&... parts) {
 /// A row is batch invariant if a row of its result has the same bits whatever the other rows are, however many, and
 /// wherever it lies in memory; and if it takes the problem whatever they are. A kernel whose sums have the property,
 /// but which takes few rows only, has not: more rows are computed by another kernel.
-template <auto kRefuses>
-inline constexpr auto varies = []<class Problem>(const Problem& problem, const Context& context, Refusal* refusal) {
+template <class Problem, bool (*kRefuses)(const Problem&, const Context&, Refusal*)>
+bool varies(const Problem& problem, const Context& context, Refusal* refusal) {
   if (context.batch_invariant)
     return refused_here(refusal,
                         "a row of its result depends on the other rows, and kernels=batch_invariant forbids that");
   return kRefuses(problem, context, refusal);
-};
+}
 
 template <class Problem>
 std::string row_names(std::span<const KernelRow<Problem>> rows) {

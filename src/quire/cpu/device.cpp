@@ -164,7 +164,7 @@ bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
 /// The library's sums depend on the number of rows and on where they lie.
 constexpr std::array kMatmul{
     KernelRow<MatmulProblem>{
-        "library", varies<refuses_matmul>,
+        "library", varies<MatmulProblem, refuses_matmul>,
         taking_groups<MatmulProblem, [](const MatmulProblem& p, const Context& c) { matmul_in_use()(p, c); }>},
     KernelRow<MatmulProblem>{"generic", nullptr,
                              taking_groups<MatmulProblem, [](const MatmulProblem& p) { active().kernels->matmul(p); }>},

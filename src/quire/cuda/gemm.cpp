@@ -166,14 +166,15 @@ Grid pipelined_grid(const PipelinedTiles& tiles, const Context& context) {
 //
 // Not batch invariant: skinny and few_rows, which take few rows only, so that the same row among more is another
 // kernel's; and what calls NVIDIA's library, which may choose another algorithm for another number of rows.
-constinit const Rows<GemmProblem, 9> kGemm{{{"skinny", varies<refuses_skinny>, multiply_skinny},
-                                            {"few_rows", varies<refuses_few_rows>, gemm_few_rows},
-                                            {"cublaslt", varies<refuses_cublaslt>, gemm_cublaslt},
-                                            {"cublaslt_bf16", varies<refuses_cublaslt_bf16>, gemm_cublaslt_bf16},
-                                            {"pipelined_bf16", refuses_pipelined_bf16, gemm_pipelined_bf16},
-                                            {"decode", nullptr, gemm_decode},
-                                            {"exact", refuses_exact, gemm_exact},
-                                            {"decode32", nullptr, gemm_decode32},
-                                            {"reference", nullptr, gemm_reference}}};
+constinit const Rows<GemmProblem, 9> kGemm{
+    {{"skinny", varies<GemmProblem, refuses_skinny>, multiply_skinny},
+     {"few_rows", varies<GemmProblem, refuses_few_rows>, gemm_few_rows},
+     {"cublaslt", varies<GemmProblem, refuses_cublaslt>, gemm_cublaslt},
+     {"cublaslt_bf16", varies<GemmProblem, refuses_cublaslt_bf16>, gemm_cublaslt_bf16},
+     {"pipelined_bf16", refuses_pipelined_bf16, gemm_pipelined_bf16},
+     {"decode", nullptr, gemm_decode},
+     {"exact", refuses_exact, gemm_exact},
+     {"decode32", nullptr, gemm_decode32},
+     {"reference", nullptr, gemm_reference}}};
 
 }  // namespace quire::cuda

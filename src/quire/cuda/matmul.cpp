@@ -214,12 +214,13 @@ bool takes_wide_tiles(const MatmulProblem& p, const Context& context) {
 //
 // Not batch invariant: skinny, few_rows and library, as in gemm.cpp; and pipelined, which takes x only where its memory
 // begins at a multiple of 16 bytes, so that the same row elsewhere in a batch is another kernel's.
-constinit const Rows<MatmulProblem, 7> kMatmul{{{"skinny", varies<refuses_skinny>, multiply_skinny},
-                                                {"few_rows", varies<refuses_few_rows>, matmul_few_rows},
-                                                {"library", varies<refuses_library>, matmul_library},
-                                                {"pipelined", varies<refuses_pipelined>, matmul_pipelined},
-                                                {"tiles", refuses_tiles, matmul_tiles},
-                                                {"tiles32", nullptr, matmul_tiles32},
-                                                {"reference", nullptr, matmul_reference}}};
+constinit const Rows<MatmulProblem, 7> kMatmul{
+    {{"skinny", varies<MatmulProblem, refuses_skinny>, multiply_skinny},
+     {"few_rows", varies<MatmulProblem, refuses_few_rows>, matmul_few_rows},
+     {"library", varies<MatmulProblem, refuses_library>, matmul_library},
+     {"pipelined", varies<MatmulProblem, refuses_pipelined>, matmul_pipelined},
+     {"tiles", refuses_tiles, matmul_tiles},
+     {"tiles32", nullptr, matmul_tiles32},
+     {"reference", nullptr, matmul_reference}}};
 
 }  // namespace quire::cuda

@@ -128,8 +128,7 @@ std::string LinearSpec::to_string() const {
 
 OptionalLinearSpec OptionalLinearSpec::parse(std::string_view text) {
   OptionalLinearSpec out;
-  std::string_view rest = text;
-  if (take(rest, kKernels) == kBatchInvariant && rest.empty()) {
+  if (text == quire::text(kKernels, "=", kBatchInvariant)) {
     out.batch_invariant = true;
   } else if (!text.empty()) {
     out.emplace(LinearSpec::parse(text));
