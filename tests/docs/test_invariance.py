@@ -4,7 +4,7 @@ import re
 
 from every_invariance import tables
 
-TABLES = re.compile(r"(<!-- tables: tests/every_invariance.py -->\n\n)(.*?)(<!-- end of tables -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- begin of tables -->\n\n)(.*?)(<!-- end of tables -->)", re.DOTALL)
 
 
 def test_the_tables_are_those_of_the_tests(page):
