@@ -598,6 +598,11 @@ def sent_by_gloo(group: str, device: str) -> bool:
     return torch.ops.quire.sent_by_gloo(group, device)
 
 
+def agree_on(t: torch.Tensor, text: str, group: str) -> None:
+    """Raises RuntimeError unless every rank of the group of that name passes this text. To a graph it writes t."""
+    torch.ops.quire.agree_on_(t, text, group)
+
+
 def name_next_caller(layer: str) -> None:
     """Says which layer the next parallel_linear() of this thread belongs to. Errors of its collectives, forward and
     backward, name it."""

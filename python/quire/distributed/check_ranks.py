@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from quire.distributed.groups import backend_of, named_group, the_group
-from quire.functional import sent_by_gloo
+from quire.functional import agree_on, sent_by_gloo
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe.linear_spec import LinearSpec
 
@@ -119,7 +119,7 @@ def agree_in_graph(t: torch.Tensor, group: str, caller: str, fields: Fields, rec
     has. To the graph this writes t, so that what is computed of t is sent afterwards. A graph whose tensors gloo does
     not send has nothing of this."""
     if sent_by_gloo(group, t.device.type):
-        torch.ops.quire.agree_on_(t, _text(caller, tuple(fields.items()), recipe), group)
+        agree_on(t, _text(caller, tuple(fields.items()), recipe), group)
 
 
 @assume_constant_result
