@@ -4,7 +4,6 @@ The window of tokens has the same length in every call, so that attention, which
 All linear layers, the output layer included, are quire's: a row of their results does not depend on the batch.
 """
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -34,19 +33,14 @@ def make_trainer(settings: Settings, recipe: Recipe) -> Gpt:
 def make_server(settings: Settings, recipe: Recipe, like_training: bool = True) -> Gpt:
     """A model with quantized weights, which quire.refit replaces by those of the trainer. like_training: whether they
     have the specs of training. Without, NVFP4 weights have scales for 1 x 16 values instead of 16 x 16."""
-    served = recipe.linear_spec() if like_training else recipe  # convert() keeps the specs of a text
-    return quire.convert(Gpt(settings).eval(), served, for_inference=True, tokens=None, min_features=1)
-
-
-def same_kernels() -> contextlib.AbstractContextManager[None]:
-    """Within it, all calls sum in one order, whatever their batch. On CPUs with AMX, NVFP4 has another order below 32
-    rows, which no call here has: a window has 32 tokens or more."""
-    return contextlib.nullcontext()
+    like = "training" if like_training else None
+    model = Gpt(settings).eval()
+    return quire.convert(model, recipe, for_inference=True, like=like, tokens=None, min_features=1)
 
 
 def log_probabilities(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """tokens [batch, window] -> float32 [batch, window, 256], of each token that may come next."""
-    with same_kernels():
+    with quire.batch_invariant():
         return F.log_softmax(model(tokens), -1)
 
 
