@@ -14,7 +14,7 @@ from quire.checks import check_options, check_type
 from quire.delayed.step import RulesByLayer
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Recipe, as_recipe, default
-from quire.recipe.linear_spec import BATCH_INVARIANT, LinearSpec
+from quire.recipe.linear_spec import BATCH_INVARIANT
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,30 +117,29 @@ def active_in(layer: torch.nn.Module) -> tuple[Recipe | None, Rule]:
 
 
 def is_batch_invariant_enabled() -> bool:
-    """Whether layers that are called in this thread compute as within quire.batch_invariant. In an autograd thread, as
-    in the thread that called backward."""
-    own = _STATE.batch_invariant
-    if own is None and _STATE.foreign:
-        own = _batch_invariant_of_caller()
+    """Whether layers compute as within quire.batch_invariant; in autograd's threads, as in backward's caller."""
+    own = _batch_invariant_of_caller() if _STATE.foreign else _STATE.batch_invariant
     return _PROCESS.batch_invariant if own is None else own
 
 
 def _batch_invariant_of_caller() -> bool | None:
+    """That of this thread, if it has one, which is none of Python's; else that of the thread that called backward."""
+    if _STATE.batch_invariant is not None:
+        return _STATE.batch_invariant
     if torch.compiler.is_compiling() or not torch._C._is_key_in_tls(_CARRIED):
         return None
     return torch._C._get_obj_in_tls(_CARRIED)["batch_invariant"]
-
-
-def specs_in_force(recipe: Recipe) -> LinearSpec:
-    """The specs of a call under the recipe, without options."""
-    return recipe.batch_invariant_specs if is_batch_invariant_enabled() else recipe.specs
 
 
 def set_batch_invariant(enabled: bool) -> None:
     """quire.batch_invariant for all threads of the process, until it is called again, as
     torch.use_deterministic_algorithms does. A context of a thread comes first.
 
-    enabled: False is the state at the start. Raises TypeError for anything that is not a bool.
+    Args:
+        enabled: False is the state at the start.
+
+    Raises:
+        TypeError: for anything that is not a bool.
     """
     check_type("set_batch_invariant", bool, enabled=enabled)
     _PROCESS.batch_invariant = enabled
@@ -151,8 +150,6 @@ class batch_invariant:
     token does not depend on the other tokens of the batch, on their number, on the token's position among them, or on
     padding, and neither does dx for a given dy (docs/invariance.md). It is a context manager and a decorator, as
     torch.inference_mode is. Its state is per thread; quire.set_batch_invariant is the same for the process.
-
-    enabled: False ends it for the time of the context.
 
     What changes: on a CPU with AMX, NVFP4 has one order of sums for all numbers of tokens. Layers without a recipe, the
     router of quire.MoE and recipes for weights only are multiplied by kernels of quire instead of PyTorch's. On a GPU
@@ -168,7 +165,11 @@ class batch_invariant:
     attention, are as PyTorch computes them: quire.convert(model, min_features=1) makes them layers of quire, also
     without a recipe.
 
-    Raises TypeError for anything that is not a bool.
+    Args:
+        enabled: False ends it for the time of the context.
+
+    Raises:
+        TypeError: for anything that is not a bool.
     """
 
     def __init__(self, enabled: bool = True) -> None:

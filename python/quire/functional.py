@@ -60,15 +60,11 @@ def linear(
     *,
     sr_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = x w^T + bias. The operands of its three matmuls are quantized under the specs of `recipe` (numerics.md 6.1).
+    """y = x w^T + bias. x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`.
 
-    x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. First derivatives only.
-    recipe: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]" (numerics.md 6.8, 6.9).
-        It can end in ",kernels=batch_invariant" (7.8).
-    sr_state: int64 [2] {seed, counter}, needed for gradients if dy is rounded stochastically; backward adds 1 to the
-        counter (numerics.md 0.11).
-
-    Raises RuntimeError if an argument does not fit.
+    recipe: the text of a LinearSpec (quire/spec/linear_spec.h; numerics.md 6.1, 6.8, 6.9, 7.8).
+    sr_state: int64 [2] {seed, counter}, needed for gradients if dy is rounded stochastically (numerics.md 0.11).
+    First derivatives only. Raises RuntimeError if an argument does not fit.
     """
     if not is_dynamo_compiling() and DIRECT is not None:
         y = DIRECT.linear(x, w, bias, recipe, dtype, sr_state)

@@ -248,13 +248,19 @@ def refit(runner: RunnerHandle | int | str, weights: LinearRunner | MoERunner) -
     """Quantizes new weights into the memory of a registered runner. Operators that name it, compiled graphs, exported
     programs and captured CUDA graphs then compute with the new weights.
 
-    runner: its handle, number or name. weights: a runner of the same kind, with the same shapes, specs, dtypes of
-        biases and options. Without static scales of inputs, which an x with the option `given` needs, the registered
-        runner keeps those that it has.
-
     Needs memory for one more copy of the runner's codes, until it returns. No call of the runner may run at the same
-    time. Raises TypeError for another kind of object, LookupError or RuntimeError if no runner has the name or number,
-    ValueError or RuntimeError for weights of another form; the runner then keeps its weights.
+    time.
+
+    Args:
+        runner: its handle, number or name.
+        weights: a runner of the same kind, with the same shapes, specs, dtypes of biases and options. Without static
+            scales of inputs, which an x with the option `given` needs, the registered runner keeps those that it has.
+
+    Raises:
+        TypeError: for another kind of object.
+        LookupError: if no runner has the name.
+        RuntimeError: if no runner has the number, or for weights of another form, also as a ValueError. The runner then
+            keeps its weights.
     """
     if not isinstance(weights, LinearRunner | MoERunner):
         raise TypeError(

@@ -27,7 +27,8 @@ bool pass(const std::string& name, const std::string& text, const std::string& f
   const pid_t child = fork();
   if (child == 0) {
     setenv("QUIRE_PTX_INSTEAD", instead.c_str(), 1);
-    unsetenv("GTEST_TOTAL_SHARDS");  // all tests of the filter, not those of this process's part
+    // All tests of the filter, not those of this process's part.
+    unsetenv("GTEST_TOTAL_SHARDS"), unsetenv("GTEST_SHARD_INDEX");
     if (!std::freopen("/dev/null", "w", stdout) || !std::freopen("/dev/null", "w", stderr)) _exit(99);
     alarm(20);
     execl("/proc/self/exe", "test_cuda", argument.c_str(), "--gtest_fail_fast", static_cast<char*>(nullptr));

@@ -1,5 +1,5 @@
-"""Each cell of docs/invariance.md (tests/every_invariance.py): a layer computes the same step in two ways, and the bits
-of y and of both gradients are equal, or not, as the cell says."""
+"""Each cell of docs/invariance.md (every_invariance.py): a layer computes the same step in two ways, and the bits of y
+and of both gradients are equal, or not, as the cell says."""
 
 import contextlib
 import copy
@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_invariance import BOUND, CODES, EQUAL, HELD_BY, NONE, OPTION, RECIPES, RESULTS, ROWS, tables
 
 import forks
 import pytorch
 import quire
-from every_invariance import BOUND, CODES, EQUAL, HELD_BY, NONE, OPTION, RECIPES, RESULTS, ROWS
 
 K, N = 288, 200
+TABLES = re.compile(r"(<!-- begin of tables -->\n\n)(.*?)(<!-- end of tables -->)", re.DOTALL)
+
+
+def test_the_page_has_these_tables():
+    found = TABLES.search((Path(__file__).parents[2] / "docs/invariance.md").read_text())
+    assert found and found[2] == tables()
 
 
 def drawn(*shape, seed):

@@ -30,10 +30,14 @@ OPENERS: list[Callable[[torch.nn.Module, str | Path], Mapping[str, torch.Tensor]
 class RefitReport:
     """The result of quire.refit. str() gives a summary.
 
-    quantized: names of weights whose values were quantized. copied: names of weights whose codes were copied. plain:
-    names of parameters and buffers in high precision that were copied. left: names in the model that kept their values
-    (without static scales). unused: names that only the weights have. nbytes: bytes that were written. notes: what to
-    do before the model runs.
+    Attributes:
+        quantized: names of weights whose values were quantized.
+        copied: names of weights whose codes were copied.
+        plain: names of parameters and buffers in high precision that were copied.
+        left: names in the model that kept their values (without static scales).
+        unused: names that only the weights have.
+        nbytes: bytes that were written.
+        notes: what to do before the model runs.
     """
 
     quantized: tuple[str, ...]
@@ -67,27 +71,32 @@ def refit(
     computes with the new weights. The bytes are those of a new conversion: of the model's layers with the weights
     loaded, under the same recipe. Static scales of inputs stay, unless the weights have some.
 
-    model: a model with quantized weights (quire.convert(for_inference=True), quire.quantize_model, quire.io.load,
-        quire.quantized_model_init), or the module of an exported program of one.
-    weights: the state dict of the unconverted model, or a part of it; or the path of a checkpoint, as for
-        quire.io.read.
-        A value in float32, float16 or bfloat16 is rounded to the dtype of the model's parameter, as load_state_dict
-        does, and quantized; if the parameter has a master, that takes it unrounded. Of a QuantizedTensor with the same
-        spec, the bytes are copied. Of a DTensor, ranks send their parts, one tensor at a time; all ranks of its
-        mesh must call this function. A layer that is sharded over ranks takes its own part, or the whole value. Experts
-        may be stacked in one tensor or listed, whichever form the model has.
-    strict: raise ValueError if the model or the weights have a name that the other does not have. False: write what is
-        given, such as a few experts.
-    check_finite: raise ValueError for values that are NaN or infinite. False saves one pass over the values.
+    Everything is checked before anything is written: names, shapes, dtypes, specs and values. Then one tensor at a time
+    is quantized, in temporary memory of its codes, and written. If that memory runs out, the error has a note that
+    names the tensor: the model then has new weights up to there and old ones behind, and must be refitted again. No
+    call of the model may run at the same time.
 
-    Everything is checked before anything is written: names, shapes, dtypes, specs and values. Raises ValueError for a
-    rule that is broken, TypeError for arguments of a wrong type, quire.io.CheckpointError for a damaged checkpoint; the
-    model is then unchanged. Then one tensor at a time is quantized, in temporary memory of its codes, and written. If
-    that memory runs out, the error has a note that names the tensor: the model then has new weights up to there and old
-    ones behind, and must be refitted again. No call of the model may run at the same time.
+    Args:
+        model: a model with quantized weights (quire.convert(for_inference=True), quire.quantize_model, quire.io.load,
+            quire.quantized_model_init), or the module of an exported program of one.
+        weights: the state dict of the unconverted model, or a part of it; or the path of a checkpoint, as for
+            quire.io.read. A value in float32, float16 or bfloat16 is rounded to the dtype of the model's parameter, as
+            load_state_dict does, and quantized; if the parameter has a master, that takes it unrounded. Of a
+            QuantizedTensor with the same spec, the bytes are copied. Of a DTensor, ranks send their parts, one tensor
+            at a time; all ranks of its mesh must call this function. A layer that is sharded over ranks takes its own
+            part, or the whole value. Experts may be stacked in one tensor or listed, whichever form the model has.
+        strict: raise ValueError if the model or the weights have a name that the other does not have. False: write what
+            is given, such as a few experts.
+        check_finite: raise ValueError for values that are NaN or infinite. False saves one pass over the values.
 
-    Raises ValueError for values if the codes were made by quire.quantize_model with another method than "rtn": such a
-    method needs sample data. Codes are taken.
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: for a rule that is broken, and for values if the codes were made by quire.quantize_model with
+            another method than "rtn", which needs sample data; codes are taken. The model is then unchanged.
+        TypeError: for arguments of a wrong type.
+        quire.io.CheckpointError: for a damaged checkpoint.
     """
     check_type("refit", torch.nn.Module, model=model)
     check_type("refit", bool, strict=strict, check_finite=check_finite)

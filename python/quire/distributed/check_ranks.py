@@ -108,9 +108,7 @@ def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, pa
     fields: Fields = {"sharded as": parallel, "tokens": tokens, "weight": str(list(weight))}
     mode = parallel.partition(",")[0]
     caller = f"a sharded layer of a compiled function, {mode}, rank {group.rank()} of {group.size()}"
-    quantized = "x=" in recipe
-    specs = fields_of_recipe(LinearSpec.parse(recipe) if quantized else None, "" if quantized else recipe)
-    _compare(caller, fields | specs, group, "compiled")
+    _compare(caller, fields | fields_of_text(recipe), group, "compiled")
 
 
 def agree_in_graph(t: torch.Tensor, group: str, caller: str, fields: Fields, recipe: str) -> None:
@@ -124,7 +122,7 @@ def agree_in_graph(t: torch.Tensor, group: str, caller: str, fields: Fields, rec
 
 @assume_constant_result
 def _text(caller: str, fields: tuple[tuple[str, str | int], ...], recipe: str) -> str:
-    return json.dumps([caller, dict(fields) | fields_of_recipe(LinearSpec.parse(recipe) if recipe else None)])
+    return json.dumps([caller, dict(fields) | fields_of_text(recipe)])
 
 
 def _compare_fields(name: str, text: str) -> None:
@@ -195,6 +193,12 @@ def fields_of_recipe(specs: LinearSpec | None, high_precision: str) -> Fields:
     each = {"x": specs.x, "w": specs.w, "dy": specs.dy, "dx": specs.dx, "backward": specs.backward}
     each["kernels"] = specs.kernels
     return {f"recipe {name}": value for name, value in each.items() if value}
+
+
+def fields_of_text(recipe: str) -> Fields:
+    """fields_of_recipe() of the text that an operator gets."""
+    quantized = "x=" in recipe
+    return fields_of_recipe(LinearSpec.parse(recipe) if quantized else None, "" if quantized else recipe)
 
 
 @contextlib.contextmanager

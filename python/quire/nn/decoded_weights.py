@@ -13,16 +13,22 @@ def dequantize_weights(model: torch.nn.Module, dtype: torch.dtype | None = None)
     """Replaces the model's quantized weights by plain parameters with the decoded values, in place, and returns the
     model. It reverses quire.convert(..., for_inference=True), but not the rounding: the values are those of the codes.
 
-    dtype: float32, float16 or bfloat16; None is the nominal dtype of each weight, which the model had before.
-
     The layers lose their own recipe and static scales, and compute in high precision. Layers that shared a weight
     still share it. A new parameter requires a gradient if the quantized one did. Parameters are new objects, so make
     optimizers afterwards. Use it before a low-rank adapter is merged, and to save the model for tools that do not read
     quantized weights.
 
-    Raises ValueError if the model has no quantized weights, for another dtype, and for a model that transformers has
-    loaded with quantized weights: its own method model.dequantize() also changes its configuration. The model is then
-    unchanged.
+    Args:
+        model: a model with quantized weights. It changes in place.
+        dtype: float32, float16 or bfloat16; None is the nominal dtype of each weight, which the model had before.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if the model has no quantized weights, for another dtype, and for a model that transformers has
+            loaded with quantized weights: its own method model.dequantize() also changes its configuration. The model
+            is then unchanged.
     """
     check_type("dequantize_weights", torch.nn.Module, model=model)
     check_type_or_none("dequantize_weights", torch.dtype, dtype=dtype)

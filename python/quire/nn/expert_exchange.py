@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.autocast import is_batch_invariant_enabled
 from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup, Sender, plan
 from quire.distributed.row_codes import pack, unpack, why_not
@@ -14,6 +15,7 @@ from quire.nn.call import active_call
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import path_of
 from quire.nn.product import specs_of
+from quire.recipe.linear_spec import BATCH_INVARIANT
 
 
 class Dispatched(NamedTuple):
@@ -120,20 +122,19 @@ class ExpertsOfRanks(NamedTuple):
         path = path_of(self.layer).rpartition(".")[0]
         layer = f"quire.MoE {path!r}" if path else "quire.MoE"
         caller = f"{layer}, rank {self.group.index()} of {self.group.size}"
-        call = active_call(self.layer, tokens)
-        specs = None if call.recipe is None else specs_of(self.layer, call)
+        recipe = self._recipe(tokens)
         hidden_size, num_experts = tokens.shape[-1], self.layer.num_gemms  # of all ranks
 
         def said() -> check_ranks.Fields:
             fields = {"layer": layer} | self._sizes(tokens.dtype, hidden_size)
-            return fields | check_ranks.fields_of_recipe(specs)
+            return fields | check_ranks.fields_of_text(recipe)
 
         if check_ranks.enabled():
             drawn = check_ranks.drawn(next(iter(self.layer.weights("").values())))
             gradient = {"gradient": "yes" if torch.is_grad_enabled() else "no"}
             self.group.check_ranks(caller, said() | gradient | drawn)
         else:
-            sizes = (tokens.dtype, hidden_size, num_experts, self.capacity, self.codes, specs)
+            sizes = (tokens.dtype, hidden_size, num_experts, self.capacity, self.codes, recipe)
             self.group.agree(self.layer, sizes, lambda: (caller, said()), tokens.device)
         return caller
 
@@ -141,10 +142,15 @@ class ExpertsOfRanks(NamedTuple):
         """What _announce() says, without the layer, whose name no graph has. sent: what is sent first."""
         if not torch.compiler.is_compiling():
             return
-        call = active_call(self.layer, tokens)
-        recipe = "" if call.recipe is None else specs_of(self.layer, call).text
         fields = self._sizes(tokens.dtype, self.layer.in_features)
-        check_ranks.agree_in_graph(sent, self.group.name, "a mixture", fields, recipe)
+        check_ranks.agree_in_graph(sent, self.group.name, "a mixture", fields, self._recipe(tokens))
+
+    def _recipe(self, tokens: torch.Tensor) -> str:
+        """The text of the recipe of the experts' matmuls, as operators get it."""
+        call = active_call(self.layer, tokens)
+        if call.recipe is None:
+            return BATCH_INVARIANT if is_batch_invariant_enabled() else ""
+        return specs_of(self.layer, call).text
 
     def _sizes(self, dtype: torch.dtype, hidden_size: int) -> check_ranks.Fields:
         """From which the sizes of what is sent follow, apart from the recipe."""

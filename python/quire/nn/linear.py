@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from quire import delayed
-from quire.autocast import Rule, active_in, is_batch_invariant_enabled, specs_in_force
+from quire.autocast import Rule, active_in, is_batch_invariant_enabled
 from quire.checks import check_type_or_none, with_known_options
 from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
@@ -19,6 +19,7 @@ from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, checked_recipe
 from quire.recipe import Recipe
+from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 from quire.tensor.order import same_codes
 
@@ -165,13 +166,11 @@ class Linear(ProductModule, torch.nn.Linear):
         *,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
-        """x `[*, in_features]` -> `[*, out_features]`, in the dtype of x, or of torch.autocast if it is on. Only then
-        can weight and bias have other dtypes: each is quantized from its own (numerics.md 6.2, 6.7).
+        """x `[*, in_features]` -> `[*, out_features]`, in the dtype of x or of torch.autocast (numerics.md 6.2, 6.7).
 
         Args:
             x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec.
-            is_first_microbatch: True quantizes the weight and keeps the codes; False uses the kept codes (and quantizes
-                if there are none); None does neither. Codes of a weight that has changed since raise an error.
+            is_first_microbatch: True quantizes the weight and keeps the codes, False uses them, None does neither.
             fp8_output: whether the result is quantized under the recipe's spec for x.
             fp8_grad: whether the gradient of x is rounded to the recipe's format of gradients.
             output_spec: of a quantized result, a QuantizedTensor, or for backward a QuantizedActivation.
@@ -187,8 +186,7 @@ class Linear(ProductModule, torch.nn.Linear):
                 if y is not None:
                     return y
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            layout = layout_of(self, x)
-            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
+            call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             product = Product(self, "", call)
             y = product.output(product.run(call.take(x), [] if self.return_bias else self.biases("")))
             product.commit()
@@ -199,8 +197,7 @@ class Linear(ProductModule, torch.nn.Linear):
             raise
 
     def _without_product(self, x: torch.Tensor) -> torch.Tensor | None:
-        """forward() without options, if the layer has none either. None for other calls: of an x that is no plain
-        tensor, a weight that is computed (parametrized, split), other dtypes, static scales."""
+        """forward() without options. None if the layer has some, of other tensors than plain ones and other dtypes."""
         # Twenty times as quick as Module.__getattr__. A weight that is computed is not there.
         weight, bias = self._parameters.get("weight"), self._parameters.get("bias", ...)
         unquantized = type(weight) is torch.nn.Parameter
@@ -220,18 +217,23 @@ class Linear(ProductModule, torch.nn.Linear):
             return None
         if recipe.static_input or self.save_original_input:
             return None
-        if recipe.delayed_operands or not unquantized:
-            return self._delayed(x, recipe, rule, dtype) if unquantized else self._of_codes(x, recipe, dtype)
+        specs = recipe.batch_invariant_specs if is_batch_invariant_enabled() else recipe.specs
+        if recipe.delayed_operands and unquantized:
+            return self._delayed(x, recipe, rule, specs, dtype)
+        if not unquantized:
+            return self._of_codes(x, recipe, specs, dtype)
         sr_state = self.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
         if sr_state is not None and sr_state.device != weight.device:
             return None
         kept = self.kept_weight
         if kept is None or kept.spec != recipe.weight_spec:
-            return linear(x, weight, bias, specs_in_force(recipe).text, dtype, sr_state=sr_state)
-        text, codes, mark = specs_in_force(recipe).of_w(kept.stored).text, kept.operand(), kept.fingerprint
+            return linear(x, weight, bias, specs.text, dtype, sr_state=sr_state)
+        text, codes, mark = specs.of_w(kept.stored).text, kept.operand(), kept.fingerprint
         return linear_prequantized(x, weight, bias, text, dtype, w_buffers=codes, sr_state=sr_state, w_fingerprint=mark)
 
-    def _delayed(self, x: torch.Tensor, recipe: Recipe, rule: Rule, dtype: torch.dtype) -> torch.Tensor | None:
+    def _delayed(
+        self, x: torch.Tensor, recipe: Recipe, rule: Rule, specs: LinearSpec, dtype: torch.dtype
+    ) -> torch.Tensor | None:
         """_without_product() of delayed scaling of all operands; None if codes of the weight are kept, or rules differ
         by layer."""
         weight, bias, state = self._parameters["weight"], self._parameters["bias"], self.delayed
@@ -242,11 +244,11 @@ class Linear(ProductModule, torch.nn.Linear):
         forward, backward = delayed.scales(state)
         given = {"fwd_scale": forward, "bwd_scale": backward, "bwd_amax": state.bwd_amax}
         biases = [] if bias is None else [bias]
-        y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, specs_in_force(recipe).text, dtype=dtype, **given)
+        y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, specs.text, dtype=dtype, **given)
         delayed.collect(state, rule, x_amax, w_amax)
         return y
 
-    def _of_codes(self, x: torch.Tensor, recipe: Recipe, dtype: torch.dtype) -> torch.Tensor | None:
+    def _of_codes(self, x: torch.Tensor, recipe: Recipe, specs: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
         """_without_product() of a quantized weight, in calls that want no gradient."""
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in (x, weight, bias)]):
@@ -257,7 +259,7 @@ class Linear(ProductModule, torch.nn.Linear):
             or not same_codes(weight.spec_text, recipe.weight_spec)
         ):
             return None
-        text = specs_in_force(recipe).of_w(weight.spec_text).text
+        text = specs.of_w(weight.spec_text).text
         return linear_prequantized(x, weight.carrier(), bias, text, dtype, w_buffers=weight.buffer_list())
 
     def extra_repr(self) -> str:

@@ -153,6 +153,7 @@ class Recipe:
             fp8_grad: dx is rounded to the format of dy, to nearest and without a transform.
             save_original_input: the unquantized x is saved, and quantized in backward for the weight gradient; it has
                 no effect under a backward_override. Neither has an effect if weight_only.
+            batch_invariant: kernels=batch_invariant (numerics.md 7.8).
         """
         own = self.batch_invariant_specs if batch_invariant else self.specs
         if not (fp8_grad or save_original_input) or self.weight_only:

@@ -30,14 +30,13 @@ bool refuses_int8(const GemmProblem& p, const Context&, Refusal* refusal) {
   return false;
 }
 
+/// It and int8 sum in other orders, so rows that must not depend on their number have it for every number.
 bool refuses_amx_nvfp4(const GemmProblem& p, const Context& context, Refusal* refusal) {
   if (lacks(active().amx_nvfp4, "bfloat16 tiles", refusal)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scale != ScaleKind::two_level)
       return refused(refusal, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
-  // The two kernels sum in other orders, so a row that must not depend on their number has one of them for every
-  // number.
   return !context.batch_invariant && p.a.outer < least &&
          refused(refusal, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
 }

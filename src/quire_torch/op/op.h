@@ -130,12 +130,11 @@ template <class Op>
   });
 }
 
-/// The kernel of every device.
+/// The kernel of every device. It may use at:: functions: those neither record a graph nor bump the version of state
+/// they write. It converts and compares numbers between its parallel regions too.
 template <class Op, bool all = true>
 Results<Op> run_kernel(const typename Op::Args& args) {
-  // Kernels may use at:: functions: those neither record a graph nor bump the version of state they write.
   const at::AutoDispatchBelowADInplaceOrView below;
-  // A kernel converts and compares numbers between its parallel regions too.
   const quire::FloatMode mode;
   const typename Op::Context context(device_of(args));
   check_memory<Op>(args);

@@ -135,9 +135,9 @@ void GroupedLinear::check(const Args& a, op::Needs need) {
   if (!a.recipe->has_value()) return;
   const quire::LinearSpec& recipe = **a.recipe;
   const Backward mode = recipe.backward;
-  quire::check(!keeps_x(a.recipe) || a.x_buffers.empty() || !need[kW],
-               "linear: x is given quantized, but backward=", quire::to_string(mode),
-               " starts from x itself; pass x plain");
+  if (keeps_x(a.recipe) && !a.x_buffers.empty() && need[kW])
+    quire::fail("linear: x is given quantized, but backward=", quire::to_string(mode),
+                " starts from x itself; pass x plain");
   quire::check(mode != Backward::requantized || !a.fwd_scale,
                "linear: backward=requantized does not go with delayed scaling: x would be quantized again when its "
                "scale has changed; pass no fwd_scale, or another backward");

@@ -455,11 +455,15 @@ def test_a_model_for_inference_is_not_converted_for_training():
         quire.convert(model, "mxfp8")
     with torch.enable_grad(), pytest.raises(RuntimeError, match=r"run the model under torch\.no_grad\(\)") as caught:
         model(torch.randn(3, 256, requires_grad=True)).sum().backward()
-    # The recipes that the error names give x a gradient: that of the decoded weight.
-    named = re.findall("'(x=[^']*)'", str(caught.value))
-    assert len(named) == 2
-    for recipe in named:
-        layer = converted(torch.nn.Sequential(torch.nn.Linear(256, 256)), recipe)[0]
+    # What the error names gives x a gradient: that of the decoded weight.
+    assert all(part in str(caught.value) for part in ('gradients="input"', "x=none", "backward=dequantized"))
+    for recipe, more in [
+        ("mxfp8", {"gradients": "input"}),
+        ("x=none,w=nvfp4,dy=none", {}),
+        ("x=mxfp8,w=mxfp8,dy=mxfp8,backward=dequantized", {}),
+    ]:
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+        layer = quire.convert(model, recipe, for_inference=True, tokens=None, **more)[0]
         x, dy = torch.randn(3, 256, requires_grad=True), torch.randn(3, 256)
         with torch.enable_grad():
             (dx,) = torch.autograd.grad(layer(x), x, dy)

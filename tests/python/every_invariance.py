@@ -1,5 +1,5 @@
 """What may change without changing bits: the tables of docs/invariance.md. The page has these cells, and each of them
-is a test: of python/test_invariance.py, or of the files that HELD_BY names."""
+is a test: of test_invariance.py, or of the files that HELD_BY names."""
 
 from quire import recipe as recipes
 
