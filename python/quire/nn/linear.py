@@ -198,8 +198,7 @@ class Linear(ProductModule, torch.nn.Linear):
 
     def _without_product(self, x: torch.Tensor) -> torch.Tensor | None:
         """forward() without options. None if the layer has some, of other tensors than plain ones and other dtypes."""
-        # Twenty times as quick as Module.__getattr__. A weight that is computed is not there.
-        weight, bias = self._parameters.get("weight"), self._parameters.get("bias", ...)
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias", ...)  # quicker than getattr
         unquantized = type(weight) is torch.nn.Parameter
         own = (unquantized or type(weight) is QuantizedTensor) and (bias is None or type(bias) is torch.nn.Parameter)
         if not own or type(x) is not torch.Tensor or self.return_bias or self.parallel is not None:
