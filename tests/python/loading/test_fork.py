@@ -20,7 +20,7 @@ from quire.recipe import NVFP4BlockScaling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*")
 
-LIBRARIES = sorted(Path(quire.__file__).parent.glob("lib/*.so"))
+LIBRARIES = sorted((Path(quire.__file__).parent / "lib").resolve().rglob("*.so"))
 
 X, W = torch.randn(512, 512), torch.randn(512, 512)
 
