@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_invariance import BOUND, CODES, EQUAL, HELD_BY, NONE, OPTION, RECIPES, RESULTS, ROWS, tables
 
 import forks
 import pytorch
 import quire
+from python.every_invariance import BOUND, CODES, EQUAL, HELD_BY, NONE, OPTION, RECIPES, RESULTS, ROWS, tables
 
 K, N = 288, 200
 TABLES = re.compile(r"(<!-- begin of tables -->\n\n)(.*?)(<!-- end of tables -->)", re.DOTALL)

@@ -216,7 +216,7 @@ WITHOUT_NUMBERS = {
     "forget_agreed", "in_backward",
     "isas", "kernel_tables", "next_caller", "raise_reported", "sent_by_gloo",
     "runner_call_python", "runner_dropped_functions", "runner_list", "runner_register_linear", "runner_register_moe",
-    "runner_register_python", "runner_unregister", "spec_families", "spec_grammar", "tie",
+    "runner_register_python", "runner_take", "runner_unregister", "spec_families", "spec_grammar", "tie",
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",
 }  # fmt: skip
 #: Operators that are others of the list, which autograd finds.
