@@ -426,7 +426,8 @@ def _quantized(
             raise ValueError(f"{what}: {weight.spec_text} has no rowwise codes; quantize it with rowwise=True")
     if w is not None and _text(w) != first.spec_text:
         raise ValueError(f"{what}: is quantized as {first.spec_text} but w says {_text(w)}; leave w out")
-    buffers = [_ABSENT if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
+    absent = _ABSENT.to(first.device)
+    buffers = [absent if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
     return buffers, [len(weights), *first.shape], first.spec_text
 
 

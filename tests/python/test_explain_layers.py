@@ -102,6 +102,7 @@ def test_hooks_of_the_model_stay_and_those_of_the_report_go():
     assert before == {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in net.named_modules()}
 
 
+@pytest.mark.cpu_only  # PyTorch has the fast path for the CPU and CUDA alone
 def test_a_layer_that_pytorch_computes_past_its_modules_stays_so():
     """Hooks of modules would turn off the fast path."""
     torch.manual_seed(0)
