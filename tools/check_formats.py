@@ -71,6 +71,8 @@ def check(root: Path) -> Iterator[str]:
             f"{len(found)} files name an element format, at most {FILES}: {', '.join(found)}; ask the format's row "
             "(quire/format/format.h), or take the spec's element as a constant (with_element, with_kinds)"
         )
+    if not FAMILY_ROW.search((root / FAMILY_TABLE).read_text()):
+        yield f"{FAMILY_TABLE}: no row of a family was found; tools/check_formats.py looks for {FAMILY_ROW.pattern}"
     found = list(naming_families(root))
     if len(found) > FAMILY_FILES:
         yield (

@@ -81,6 +81,7 @@ BENCHMARKS = {
     "ggml": "benchmarks/ggml.py",
     "host": "benchmarks/host.py",
     "import": "benchmarks/imports.py",
+    "invariance": "benchmarks/invariance.py",
     "moe": "benchmarks/moe.py",
     "refit": "benchmarks/refit.py",
 }
@@ -433,7 +434,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         add_help=False,
         help="layers against PyTorch's; `bench demo`: training steps of its model; `bench distributed`: of two "
         "processes; `bench moe`: experts; `bench host`: the cost of a call; `bench import`: of `import quire`; "
-        "`bench refit`: new weights; "
+        "`bench refit`: new weights; `bench invariance`: the cost of quire.batch_invariant; "
         "`bench encoder`: a converted model; "
         "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
     )

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch.utils._contextlib import context_decorator
 
 from quire import delayed
 from quire.checks import check_options, check_type
 from quire.delayed.step import RulesByLayer
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Recipe, as_recipe, default
-from quire.recipe.linear_spec import BATCH_INVARIANT
+from quire.recipe.linear_spec import high_precision
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,7 +149,7 @@ def set_batch_invariant(enabled: bool) -> None:
 class batch_invariant:
     """Within this context layers of quire take only kernels that give a token the bits that it has alone. So y of a
     token does not depend on the other tokens of the batch, on their number, on the token's position among them, or on
-    padding, and neither does dx for a given dy (docs/invariance.md). It is a context manager and a decorator, as
+    padding; dx does only through the format of dy (docs/invariance.md). It is a context manager and a decorator, as
     torch.inference_mode is. Its state is per thread; quire.set_batch_invariant is the same for the process.
 
     What changes: on a CPU with AMX, NVFP4 has one order of sums for all numbers of tokens. Layers without a recipe, the
@@ -163,7 +164,10 @@ class batch_invariant:
 
     It concerns layers of quire. PyTorch's own matmuls, such as those of a torch.nn.Linear that was not converted and of
     attention, are as PyTorch computes them: quire.convert(model, min_features=1) makes them layers of quire, also
-    without a recipe.
+    without a recipe. Row layers of tensor parallelism add results of ranks, in an order that the process group chooses:
+    from three ranks on enter quire.distributed.exact() too. The capacity of a mixture and an output_spec with one scale
+    per tensor depend on all tokens of a call. Within the context layers without a recipe take the dtypes of quire's
+    kernels (float32, float16, bfloat16) and have no second derivatives.
 
     Args:
         enabled: False ends it for the time of the context.
@@ -191,13 +195,7 @@ class batch_invariant:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         enabled = self._enabled
-
-        @functools.wraps(function)
-        def wrapper(*args, **kwargs):
-            with batch_invariant(enabled):
-                return function(*args, **kwargs)
-
-        return wrapper
+        return context_decorator(lambda: batch_invariant(enabled), function)  # for each step of a generator too
 
 
 class autocast:
@@ -337,8 +335,9 @@ class Reentered:
 
     def text_of(self, recipe: Recipe | None) -> str:
         """What says how matmuls of a layer under the recipe compute within this context; "" as PyTorch's do."""
-        kernels = BATCH_INVARIANT if self._batch_invariant else ""
-        return kernels if recipe is None else recipe.specs_for(batch_invariant=self._batch_invariant).text
+        if recipe is None:
+            return high_precision(self._batch_invariant)
+        return recipe.specs_for(batch_invariant=self._batch_invariant).text
 
     def active_recipe(self) -> Recipe | None:
         """active_recipe() within this context."""

@@ -204,13 +204,12 @@ class Counts:
     Attributes:
         role: "x", "w" or "dy"; "" if no matmul of a Linear has read the codes.
         spec: the text of the spec.
-        direction: "rowwise" or "columnwise". product: the matmul that reads the codes: "fprop", "dgrad", "wgrad", or ""
-            if the role is "".
+        direction: "rowwise" or "columnwise".
         tensors: the number of quantized tensors.
         elements: the number of their elements.
-        saturated: the numbers of such values, as docs/observing.md defines them.
-        underflowed: the numbers of such values, as docs/observing.md defines them.
-        nonfinite: the numbers of such values, as docs/observing.md defines them.
+        saturated: how many became the largest code, as docs/observing.md defines it.
+        underflowed: how many became zero, as docs/observing.md defines it.
+        nonfinite: how many are NaN or infinite, as docs/observing.md defines it.
     """
 
     role: str

@@ -294,6 +294,10 @@ def explain(function: Callable, *args: object, verbose: bool | None = None, **kw
             function reach the caller.
     """
     check_type("explain", Callable, function=function)
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "explain: not available within a compiled function; call it on the function that is compiled"
+        )
     notes = (_FUSED,) if _keeps_float32(function, (args, kwargs)) else ()
     function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
     recipe = active_recipe()

@@ -505,7 +505,7 @@ def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite:
     if len(operands) == 2:
         needs_w, of_w = 2, ([], [])  # which dw does not need
         dy, x = operands
-        dw = torch.ops.quire.linear_unquantized_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
+        dw = torch.ops.quire.linear_unquantized_bwd(dy, offsets, x, *of_w, x.shape[-1], recipe, x.dtype, needs_w)[1]
         _writing("accumulate_", grads)(dw, overwrite)
     elif operands:
         _writing("wgrad_", grads)(*operands, offsets, tokens, recipe, overwrite)

@@ -1,6 +1,7 @@
 """Which layer of a model is computing, in its forward and in its backward pass."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -18,10 +19,13 @@ def told(model: object, tell: Callable[[str], object]) -> Iterator[None]:
     # Not hooks of the modules: with one, torch.nn.TransformerEncoderLayer would not take its fast path.
     handles = (
         torch.nn.modules.module.register_module_forward_pre_hook(layers.enter),
-        torch.nn.modules.module.register_module_forward_hook(layers.leave),
+        torch.nn.modules.module.register_module_forward_hook(layers.leave, always_call=True),
     )
     try:
-        yield
+        with warnings.catch_warnings():
+            # Of a module that torch.compile has wrapped: these hooks need not run in its graph.
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            yield
     finally:
         for handle in (*handles, *layers.of_nodes):
             handle.remove()
@@ -31,9 +35,12 @@ class _Layers:
     """The modules whose forward is running, and the nodes of autograd that they have made."""
 
     def __init__(self, model: torch.nn.Module, tell: Callable[[str], object]) -> None:
-        self._tell = tell
+        self._tell_caller = tell
         self._paths = {module: path for path, module in model.named_modules()}
-        self._running: list[str] = []
+        self._told = ""
+        #: Of each module whose forward is running: its path, and what was told before it began. In backward a
+        #: recomputed forward begins within a node of another module.
+        self._running: list[tuple[str, str]] = []
         #: Nodes of which is known who has made them. Held, so that no other one gets the address of one.
         self._known: set[object] = set()
         self.of_nodes: list[torch.utils.hooks.RemovableHandle] = []
@@ -41,14 +48,21 @@ class _Layers:
     def enter(self, module: torch.nn.Module, args: tuple) -> None:
         """Before the forward of a module, of any model and in any thread."""
         if module in self._paths and not torch.compiler.is_compiling():
-            self._running.append(self._paths[module])
-            self._tell(self._running[-1])
+            path = self._paths[module]
+            self._running.append((path, self._told))
+            self._tell(path)
 
     def leave(self, module: torch.nn.Module, args: tuple, result: object) -> None:
-        """After it. It does not see what was passed by keyword: PyTorch does not remove all of a hook that does."""
+        """After it, also after an error. It does not see what was passed by keyword: PyTorch does not remove all of a
+        hook that does."""
         if module in self._paths and self._running and not torch.compiler.is_compiling():
-            self._know(self._running.pop(), args, result)
-            self._tell(self._running[-1] if self._running else "")
+            path, before = self._running.pop()
+            self._know(path, args, result)
+            self._tell(before)
+
+    def _tell(self, path: str) -> None:
+        self._told = path
+        self._tell_caller(path)
 
     def _know(self, path: str, inputs: object, results: object) -> None:
         """The nodes between inputs and results, of which no inner module has made any, are this module's."""

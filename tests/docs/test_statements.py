@@ -139,8 +139,9 @@ def test_the_page_that_explains_amx_says_the_figures_of_the_diary(page):
     assert covered(said.split("on one machine", 1)[0], [0.85, 0.77, 0.82, 0.82, 0.88, 0.80, 0.79])
     assert "FP8 1429 (0.88),\nMXFP8 and NVFP4 1290 (0.80 and 0.79)" in amx
     training = _table(amx, "| M, training |")
-    many = [row[3] for row in training.values()] + [1.00, 0.83, 0.81, 0.83]
+    many = [row[3] for row in training.values()] + [1.00, 0.83, 0.81, 0.83, 1.01, 0.72, 0.99]
     assert "2048 tokens was 1.00 (FP8), 0.83 (128-blocks), 0.81 (MXFP8) and 0.83\n(NVFP4)" in amx
+    assert "0.46, 0.48, 0.67, 1.01 (FP8),\n0.47, 0.51, 0.57, 0.72 (MXFP8), 0.70, 0.71, 0.74, 0.99 (NVFP4) for" in amx
     few = [row[1] for row in training.values()] + [0.48, 0.51, 0.71]
     tail = re.sub(r"\s+", " ", said.rpartition("Training")[2]).replace(",", "").split("and with 16 tokens")
     assert covered(tail[0], many) and covered(tail[1], few)

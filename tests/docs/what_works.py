@@ -139,7 +139,7 @@ COLUMNS = (
         {},
     ),
     Column(
-        "[AOTInductor, C++](serve-cpp.md)",
+        "[AOTInductor](serve-cpp.md) (b)",
         (
             in_way("AOTInductor"),
             Source(
@@ -223,6 +223,8 @@ runs the pair. *Not tested* means that no test runs the pair and nothing is know
 (a) Only `quire.autocast` can select delayed scaling, and a converted layer has a recipe of its own. `quire.convert` and
 `quire.quantize_model` raise an error.
 
+(b) The tests make packages with PyTorch 2.13, and run them in Python. From C++ they run `mxfp8` and `nvfp4`.
+
 The last column is from the table of [Checkpoints of other tools](checkpoints.md#i-have-quantized-a-model-with-quire),
 which also says which text of a recipe each dialect stores.
 
@@ -231,8 +233,8 @@ Every feature of every layer, such as activation checkpointing, microbatches, or
 
 ## Ways to run
 
-Each layer gives the bits of eager mode in each of these ways. The tests run every layer and option in each way, and
-each of both with several recipes: {recipes}.
+Each layer gives the bits of eager mode in each of these ways. The tests run every layer and option in each way. Each
+way, and each layer and option, is run with these recipes: {recipes}.
 
 {ways}
 
@@ -245,7 +247,7 @@ each of both with several recipes: {recipes}.
 | NVIDIA H100 | run | [Benchmarks on a GPU](benchmarks-cuda.md) |
 | other NVIDIA GPUs | not tested | |
 
-A wheel is built for one minor version of PyTorch and for Linux ([Install](install.md)).
+A wheel is for Linux, and has operators for one or several minor versions of PyTorch ([Install](install.md)).
 """
 
 

@@ -77,6 +77,18 @@ def test_it_is_a_decorator():
     assert function() and function.__doc__ == "Its own." and not quire.is_batch_invariant_enabled()
 
 
+def test_each_step_of_a_generator_is_within_it():
+    @quire.batch_invariant()
+    def steps():
+        for _ in range(2):
+            yield quire.is_batch_invariant_enabled()
+
+    found = []
+    for within in steps():
+        found += [within, quire.is_batch_invariant_enabled()]
+    assert found == [True, False] * 2
+
+
 def test_the_setting_of_the_process_is_that_of_all_threads():
     quire.set_batch_invariant(True)
     seen = []
@@ -235,6 +247,22 @@ def test_backward_has_the_choice_of_its_forward_pass(recipe):
     assert torch.equal(outside, expected)
     if recipe is not ROWS:
         assert "library" not in kernels(lambda: torch.autograd.grad(made_within(made, x), x, dy))
+
+
+@pytest.mark.parametrize("recipe", [WEIGHT_ONLY, None])
+def test_a_delayed_gradient_of_w_has_the_choice_too(recipe):
+    made, x, dy = layer(recipe), drawn(7, 288), drawn(7, 200)
+    late = quire.Linear(288, 200, recipe=recipe, delay_wgrad_compute=True)
+    late.load_state_dict(made.state_dict())
+    with quire.batch_invariant():
+        made(x).backward(dy)
+        late(x).backward(dy)
+    late.backward_dw()
+    assert torch.equal(late.weight.grad, made.weight.grad)
+    with quire.batch_invariant():
+        late(x).backward(dy)
+    found = kernels(late.backward_dw)
+    assert found and "library" not in found
 
 
 def made_within(made, x):

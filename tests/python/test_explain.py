@@ -362,6 +362,18 @@ def test_a_forced_kernel_of_products_does_not_refuse_gradients_of_biases():
     forks.run(BIAS_GRADIENT, QUIRE_KERNEL="gemm:int8")
 
 
+def test_a_compiled_function_cannot_explain(compiler):
+    layer = quire.Linear(64, 64)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x):
+        quire.explain(layer, x)
+        return layer(x)
+
+    with pytest.raises(Exception, match="explain"):
+        function(torch.ones(2, 64))
+
+
 def test_a_norm_that_quantizes_made_the_operand_of_the_product():
     from quire.functional import linear_prequantized, norm
 

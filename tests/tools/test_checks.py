@@ -282,6 +282,7 @@ FORMATS = """constexpr auto kFormats = std::to_array<FormatRow>({
     {"e8m0", 8, 0, 127, Specials::nan_only, false},
 });
 """
+FAMILY = '{"fp8_row", Format::x},\n'
 FAMILIES = """inline constexpr std::array<FamilyRow, 2> kFamilies{{
     {"fp8_row", Format::e4m3, ScaleKind::f32, Scope::row, 0, true, false},
     {"nvfp4", Format::e2m1, ScaleKind::two_level, Scope::block, 16, true, true},
@@ -337,12 +338,15 @@ def test_more_files_than_eight_that_name_an_element_format_are_found(tree):
     python = ["Format.E4M3", "s = 'mxfp8:e4m3'", "kFloat8E4M3 = 7", "def f():\n    return 'E2M1'"]
     files = {f"src/quire/a{i}.{'cu' if i == 4 else 'h'}": text for i, text in enumerate(cpp)}
     files |= {f"python/quire/a{i}.py": f"{text}\n" for i, text in enumerate(python)}
-    root = tree({check_formats.TABLE: FORMATS, check_formats.FAMILY_TABLE: "", **files})
+    root = tree({check_formats.TABLE: FORMATS, check_formats.FAMILY_TABLE: FAMILY, **files})
     (finding,) = check_formats.check(root)
     assert finding.startswith("9 files name an element format, at most 8: src/quire/a0.h, ")
     assert sorted(check_formats.naming(root)) == sorted(files)
     (root / "python/quire/a0.py").unlink()
     assert list(check_formats.check(root)) == []
+    (root / check_formats.FAMILY_TABLE).write_text("")
+    (finding,) = check_formats.check(root)
+    assert finding.startswith(f"{check_formats.FAMILY_TABLE}: no row of a family was found")
 
 
 def test_files_above_the_kernels_that_name_a_family_are_counted(tree, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, counted
 from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
     SHARDED,
@@ -30,7 +30,6 @@ from quire.conversion.reparametrized import (
 from quire.conversion.report import (
     ConversionReport,
     LayerReport,
-    counted,
     keep_report,
     layer_lines,
     left_notes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,8 +21,10 @@ from quire.nn.stacked_experts import StackedExperts
 from quire.nn.training_state import WRAPPERS
 from quire.tensor import QuantizedTensor
 
-#: The end of names under which modules keep what is no weight.
-_EXTRA = "_extra_state"
+#: The ends of names under which modules keep what is no weight: layers of FP8 (_extra_state), and AveragedModel.
+_EXTRA, _COUNT = "_extra_state", "n_averaged"
+#: Before all names of a model that DistributedDataParallel or AveragedModel wraps.
+_WRAPPED = "module."
 
 
 class Owner(NamedTuple):
@@ -64,7 +66,8 @@ class Write(NamedTuple):
 @dataclass(frozen=True)
 class Match:
     """writes: in the model's order. missing: names of tensors, and of matrices, that the weights do not have. unused:
-    names of weights that the model does not have. twice: names of tied weights -> the keys under which they are given.
+    names of weights that the model does not have, or has from another key already. twice: names of tied weights -> the
+    keys under which they are given.
     """
 
     writes: list[Write]
@@ -86,7 +89,7 @@ def slots(model: torch.nn.Module) -> list[Slot]:
         transient = module._non_persistent_buffers_set  # the only place where PyTorch says so
         buffers = {name: value for name, value in module._buffers.items() if name not in transient}
         for name, value in (*module._parameters.items(), *buffers.items()):
-            if value is not None:
+            if value is not None and name != _COUNT:
                 slot = found.setdefault(id(value), Slot(value, name in scales))
                 slot.owners.append(Owner(plain_name(path), module, name))
     return list(found.values())
@@ -94,10 +97,10 @@ def slots(model: torch.nn.Module) -> list[Slot]:
 
 def match(model: torch.nn.Module, weights: Mapping[str, object]) -> Match:
     """Finds for each tensor of the model its value among the weights, by name. Nothing is read."""
-    given = {plain_name(key): key for key in weights}
+    aliases, own_slots = _aliases(model), slots(model)
+    given = _by_name(weights, [name for slot in own_slots for name in slot.names])
     writes, missing, twice, used = [], [], {}, set()
-    aliases = _aliases(model)
-    for slot in slots(model):
+    for slot in own_slots:
         own, lacking = _of_slot(slot, given, aliases)
         writes += own
         missing += [] if slot.scale else lacking
@@ -105,8 +108,20 @@ def match(model: torch.nn.Module, weights: Mapping[str, object]) -> Match:
         used.update(present, (write.key for write in own), _of_other_ranks(slot, given))
         if len(present) > 1:
             twice[slot.names[0]] = present
-    unused = [key for key in given.values() if key not in used and not key.endswith(_EXTRA)]
+    unused = [key for key in weights if key not in used and not key.endswith((_EXTRA, _COUNT))]
     return Match(writes, missing, unused, twice)
+
+
+def _by_name(weights: Iterable[str], own: Sequence[str]) -> dict[str, str]:
+    """The model's name of each weight -> its key. own: the names of the model's tensors."""
+    names = {key: plain_name(key) for key in weights if not key.endswith(_COUNT)}
+    theirs, ours = (all(name.startswith(_WRAPPED) for name in each) for each in (names.values(), own))
+    given: dict[str, str] = {}
+    for key, name in names.items():
+        if theirs != ours:
+            name = name.removeprefix(_WRAPPED) if theirs else _WRAPPED + name
+        given.setdefault(name, key)
+    return given
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:
@@ -188,9 +203,9 @@ def _one_of(module: GroupedLinear, group: int) -> Callable[[torch.Tensor], torch
     """Takes the value of a group from that of all groups, or of those that this rank has."""
 
     def part(value: torch.Tensor) -> torch.Tensor:
-        value = _unwrapped(value)
-        at = group if len(value) == module.num_gemms else group - module.own_groups().start
-        return value[at]
+        value, own = _unwrapped(value), module.own_groups()
+        first = {module.num_gemms: 0, len(own): own.start}.get(len(value) if value.dim() else 0)
+        return value if first is None else value[group - first]  # of another size: whole, for the error of its shape
 
     return part
 

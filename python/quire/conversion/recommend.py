@@ -125,7 +125,9 @@ def recommend(
         A Recommendation. str() gives a table.
 
     Raises:
-        ValueError: if the model has no layer that can be converted and timed, or for an unknown goal.
+        ValueError: if the model has no layer that can be converted and timed, for an unknown goal, and for recipes that
+            cannot be timed: delayed scaling, and static scales of x.
+        TypeError: for arguments of a wrong type.
     """
     check_type("recommend", torch.nn.Module, model=model)
     if isinstance(tokens, str):
@@ -169,14 +171,22 @@ def recommend(
 def _own(recipes: Sequence[Recipe | str]) -> dict[str, Recipe]:
     """The caller's recipes by their names or texts. Raises TypeError or ValueError for what a layer cannot have."""
     if isinstance(recipes, Recipe | str) or not isinstance(recipes, Sequence):
-        raise TypeError(f"recommend: recipes must be a list of recipes, got {recipes!r}; pass [{recipes!r}]")
-    found = {}
+        remedy = f"[{recipes!r}]" if isinstance(recipes, Recipe | str) else "a list of recipes or of their texts"
+        raise TypeError(f"recommend: recipes must be a list of recipes, got {recipes!r}; pass {remedy}")
+    found, named = {}, {from_name(name).linear_spec() for name in names(delayed=False)}
     for given in recipes:
         recipe = as_recipe("recommend", given)
         if recipe is None or recipe.delayed():
             raise ValueError(
                 f"recommend: recipes must not have {given!r}, which a layer cannot have as its own; leave it out"
             )
+        if recipe.static_input:
+            raise ValueError(
+                f"recommend: recipes must not have {given!r}, whose static scale of x comes from quire.calibrate; time "
+                "the recipe without the option 'given', which takes about as long"
+            )
+        if recipe.linear_spec() in named:
+            continue
         found[given if isinstance(given, str) else recipe.linear_spec()] = recipe
     return found
 

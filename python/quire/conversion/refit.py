@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from quire.checks import check_type, describe
+from quire.checks import check_type, counted, describe
 from quire.conversion.new_weights import Match, Write, match, slots
-from quire.conversion.report import conversion_report, counted, megabytes
+from quire.conversion.report import conversion_report, megabytes
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
@@ -84,10 +84,13 @@ def refit(
             load_state_dict does, and quantized; if the parameter has a master, that takes it unrounded. Of a
             QuantizedTensor with the same spec, the bytes are copied. Of a DTensor, ranks send their parts, one tensor
             at a time; all ranks of its mesh must call this function. A layer that is sharded over ranks takes its own
-            part, or the whole value. Experts may be stacked in one tensor or listed, whichever form the model has.
+            part, or the whole value. Experts may be stacked in one tensor or listed, whichever form the model has. The
+            values must not share memory with the model. Names may begin with "module.", as those of
+            DistributedDataParallel.
         strict: raise ValueError if the model or the weights have a name that the other does not have. False: write what
             is given, such as a few experts.
-        check_finite: raise ValueError for values that are NaN or infinite. False saves one pass over the values.
+        check_finite: raise ValueError for values in high precision that are NaN or infinite. False saves one pass over
+            the values. Codes are not checked.
 
     Returns:
         What was written.
@@ -125,6 +128,11 @@ def refit(
 def _check_model(model: torch.nn.Module) -> None:
     each = [slot.tensor for slot in slots(model)]
     codes = [t for t in each if isinstance(t, QuantizedTensor)]
+    if not codes and isinstance(model, torch.fx.GraphModule):
+        raise ValueError(
+            "refit: this graph has no quantized weights, as a program after run_decompositions(): refit the model that "
+            "it was made of, whose memory it shares, or program.module() before run_decompositions()"
+        )
     if not codes:
         raise ValueError(
             f"refit: {type(model).__name__} has no quantized weights; convert it first, with quire.convert(..., "
@@ -132,6 +140,12 @@ def _check_model(model: torch.nn.Module) -> None:
         )
     if any(t.is_meta for t in each):
         raise ValueError("refit: the model has tensors on the meta device, which have no memory; load it first")
+    for slot in slots(model):
+        if not isinstance(slot.tensor, QuantizedTensor) and _overlaps(local(slot.tensor)):
+            raise ValueError(
+                f"refit: elements of {slot.names[0]} share memory (strides {slot.tensor.stride()}), so they cannot be "
+                "written; give the model a contiguous tensor"
+            )
     for t in codes:
         t.check_writable()
 
@@ -167,8 +181,8 @@ def _check(
 #: How many problems an error names.
 _SHOWN = 5
 _REMEDY = (
-    "Pass the state dict of the unconverted model, in which a weight that PyTorch computes has its own name; or "
-    "strict=False, which writes what both have"
+    "Pass the state dict of the unconverted model; for a weight that PyTorch computes (weight_norm, prune), its value: "
+    "{name: layer.weight}. Or pass strict=False, which writes what both have"
 )
 
 
@@ -246,7 +260,17 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
         return one is other
     if isinstance(one, QuantizedTensor):
         return all(torch.equal(t, other.buffers()[name]) for name, t in one.buffers().items())
-    return torch.equal(local(one), local(other))
+    one, other = local(one), local(other)
+    return one.dtype == other.dtype and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    """In which NaNs are equal to themselves."""
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def _refused_elsewhere(refused: bool, meshes: list[Any]) -> bool:

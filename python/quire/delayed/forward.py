@@ -165,9 +165,8 @@ def measure(
     Args:
         state: the state of the layer.
         x: `[*, K]`.
-        weights: one for each group.
-        offsets: int32 [groups], the row at which each group ends; None: one group. The amaxes of weights that are
-            QuantizedTensors are None.
+        weights: one for each group. The amaxes of those that are QuantizedTensors are None.
+        offsets: int32 [groups], the row at which each group ends; None: one group.
     """
     check_type("delayed.measure", DelayedState, state=state)
     check_type("delayed.measure", torch.Tensor, x=x)

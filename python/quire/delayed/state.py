@@ -32,14 +32,14 @@ class DelayedState:
         reduced: whether amaxes are reduced over ranks. False if each rank has other groups (ep_group).
 
     Attributes:
-        fwd_scale: float32 [3], the scales and amaxes of x, w and y (*slots*). A value is multiplied by the scale before
-            it is rounded. A step replaces the tensor and never writes to it. An amax is row 0 of the history
-            (numerics.md 1.4). A matmul with `groups` groups has [3 * groups]: all groups of x, then of w, then of y.
-        fwd_amax: see fwd_scale.
-        bwd_scale: float32 [2], the same for dy and dx.
-        bwd_amax: float32 [2], the same for dy and dx.
-        fwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
-        bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
+        fwd_scale: float32 [3], the scales of x, w and y (*slots*). A value is multiplied by the scale before it is
+            rounded. A step replaces the tensor and never writes to it. A matmul with `groups` groups has [3 * groups]:
+            all groups of x, then of w, then of y.
+        fwd_amax: float32 of the same shape, the amaxes. An amax is row 0 of the history (numerics.md 1.4).
+        bwd_scale: float32 [2], the scales of dy and dx.
+        bwd_amax: float32 [2], the amaxes of dy and dx.
+        fwd_history: float32 [rows, 3]; None until a delayed recipe is used in the process.
+        bwd_history: float32 [rows, 2]; None until a delayed recipe is used in the process.
         fwd_newest: the values of fwd_scale and bwd_scale in memory that is never replaced. Steps in Python write it. So
             a step that was captured once (CUDA graphs) continues from its last replay.
         bwd_newest: see fwd_newest.

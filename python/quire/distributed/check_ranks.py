@@ -18,7 +18,7 @@ from torch import distributed
 from quire.distributed.groups import backend_of, named_group, the_group
 from quire.functional import agree_on, sent_by_gloo
 from quire.loading.for_dynamo import assume_constant_result
-from quire.recipe.linear_spec import LinearSpec
+from quire.recipe.linear_spec import LinearSpec, specs_of_text
 
 NAME = "QUIRE_CHECK_RANKS"
 #: What a call is, name -> value.
@@ -197,8 +197,7 @@ def fields_of_recipe(specs: LinearSpec | None, high_precision: str) -> Fields:
 
 def fields_of_text(recipe: str) -> Fields:
     """fields_of_recipe() of the text that an operator gets."""
-    quantized = "x=" in recipe
-    return fields_of_recipe(LinearSpec.parse(recipe) if quantized else None, "" if quantized else recipe)
+    return fields_of_recipe(specs_of_text(recipe), recipe)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from quire.io.container import CheckpointError, Entry, some
 from quire.io.container import Container as FileContainer
 from quire.io.dialect import OF_CACHES, OF_FILES, Dialect, check_consumed, check_unscaled, unscaled
 from quire.io.dialects import dialect_of
+from quire.io.dialects.native import weight_of, without_layers
 from quire.io.into_model import load_layer
 from quire.io.layout import Group, StoredWeight, check_zero_points, consumed, missing_inputs
 from quire.io.reading import Checkpoint, opened, read
@@ -118,13 +119,9 @@ def _inspected(path: str | Path, container: FileContainer) -> tuple[Inspection, 
             groups = _groups(dialect, sound)
             break
         except CheckpointError as error:
-            left = _without(container, error.tensor)
-            if (
-                left is None or sound.header.keys() - left.header.keys()
-            ):  # not that a layer is missing that was left out
-                problems.append(str(error))
+            problems.append(str(error))
             sound = _without(sound, error.tensor)
-    else:
+    if len(problems) == _MOST_PROBLEMS:
         sound = None
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]
     used = consumed(groups)
@@ -157,11 +154,13 @@ def _without(container: FileContainer, name: str | None) -> FileContainer | None
     found = copy.copy(container)
     found.header = kept
     vars(found).pop("descriptions", None)  # of the whole header
+    found.descriptions = without_layers(found.descriptions, lambda layer: _stem(layer) == stem)
     return found
 
 
 def _stem(name: str) -> str:
-    return name.rpartition(".")[0]
+    """The layer of a tensor, whatever the dialect calls its buffers."""
+    return weight_of(name).rpartition(".")[0]
 
 
 def _stored(group: Group, header: dict[str, Entry]) -> Stored:
@@ -234,7 +233,10 @@ class Verification:
             f"{self.inspection.path}: {layers} checked, {problems}",
             *(f"problem: {problem}" for problem in self.problems),
         ]
-        if self.left_out:
+        if self.left_out and not self.layers:
+            limit = f"; after {_MOST_PROBLEMS} no further ones are looked for" * (len(self.problems) >= _MOST_PROBLEMS)
+            lines.append(f"no values were checked, because of these problems{limit}")
+        elif self.left_out:
             lines.append(
                 f"not checked, because headers of their layers break a rule: the values of {some(self.left_out)}"
             )
@@ -470,8 +472,8 @@ class Difference:
 def diff(a: str | Path, b: str | Path) -> Difference:
     """Compares two checkpoints, of the same dialect or of two dialects, one entry after another.
 
-    If the bytes of a layer differ, its decoded values are compared in float32, and the
-    result gives the largest difference in units in the last place. Raises the CheckpointError of read().
+    If the bytes of a layer differ, its decoded values are compared in float32, and the result gives the largest
+    difference in units in the last place.
 
     Args:
         a: the path of the first checkpoint, as for read().
@@ -479,6 +481,9 @@ def diff(a: str | Path, b: str | Path) -> Difference:
 
     Returns:
         A Difference.
+
+    Raises:
+        CheckpointError: as read().
     """
     one, other = (read(path, missing_input_scale="dynamic") for path in (a, b))
     # A bias belongs to its layer if the layer is quantized. In a checkpoint where the layer is plain it is an entry.
@@ -549,7 +554,8 @@ def _distance(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
         return ""
     ulp = int((ordered(x) - ordered(y)).abs()[~both_nan].max())
     count = int(((x != y) & ~both_nan).sum())
-    return f"{what}: {count} of {counted(x.numel(), 'value')} differ{'s' * (count == 1)}, at most {ulp} ulp of float32"
+    of = counted(x.numel(), "value")
+    return f"{what}: {count} of {of} {'differs' if count == 1 else 'differ'}, at most {ulp} ulp of float32"
 
 
 def ordered(values: torch.Tensor) -> torch.Tensor:

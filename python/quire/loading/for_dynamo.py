@@ -27,7 +27,8 @@ def mark_static(t: torch.Tensor) -> torch.Tensor:
     """As torch._dynamo.mark_static: the sizes of the tensor are constants of graphs with dynamic=True too. Returns t.
 
     For tensors that quire owns. If their sizes were symbols, Dynamo would give one symbol to a state and to a batch of
-    the same size, and compile again for the next batch.
+    the same size, and compile again for the next batch. What a graph makes has no mark, such as the scales after a step
+    within it, until eager code makes them anew.
     """
     t._dynamo_static_indices = set(range(t.dim()))
     t._has_dynamo_dim_marking = True

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -79,4 +80,4 @@ def _minor(version: str) -> str:
 
 def _order(path: Path) -> tuple[int, ...]:
     """(2, 13) of lib/torch-2.13/build.json."""
-    return tuple(int(number) for number in path.parent.name.removeprefix("torch-").split("."))
+    return tuple(int(number) for number in re.findall(r"\d+", path.parent.name))

@@ -15,7 +15,7 @@ from quire.nn.call import active_call
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import path_of
 from quire.nn.product import specs_of
-from quire.recipe.linear_spec import BATCH_INVARIANT
+from quire.recipe.linear_spec import high_precision
 
 
 class Dispatched(NamedTuple):
@@ -149,7 +149,7 @@ class ExpertsOfRanks(NamedTuple):
         """The text of the recipe of the experts' matmuls, as operators get it."""
         call = active_call(self.layer, tokens)
         if call.recipe is None:
-            return BATCH_INVARIANT if is_batch_invariant_enabled() else ""
+            return high_precision(is_batch_invariant_enabled())
         return specs_of(self.layer, call).text
 
     def _sizes(self, dtype: torch.dtype, hidden_size: int) -> check_ranks.Fields:

@@ -38,12 +38,12 @@ class GroupedLinear(ProductModule):
 
     Args:
         num_gemms: the number of groups.
-        in_features: the number of features of x.
-        out_features: the number of features of y.
-        bias: whether the layer adds a bias.
-        params_dtype: the dtype of the parameters. None: torch's default.
-        device: the device of the parameters. None: torch's default.
-        dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
+        in_features: as for quire.Linear.
+        out_features: as for quire.Linear.
+        bias: as for quire.Linear, for each group.
+        params_dtype: as for quire.Linear.
+        device: as for quire.Linear.
+        dtype: as for quire.Linear.
         init_method: called with each weight; biases are then 0.
         return_bias: forward returns (y, [biases]), or (y, bias) with single_grouped_bias, and y does not include them.
         single_grouped_weight: whether the weights are one parameter of three dimensions.

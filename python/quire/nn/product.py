@@ -18,7 +18,7 @@ from quire.nn.call import Call
 from quire.nn.layer_path import path_of
 from quire.nn.product_module import ProductModule, main_grads, named
 from quire.nn.weight import weight_operand
-from quire.recipe.linear_spec import BATCH_INVARIANT, LinearSpec
+from quire.recipe.linear_spec import LinearSpec, high_precision
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
 
 
@@ -35,6 +35,7 @@ class Product:
 
     new_cache: CachedWeight | None = None
     specs: LinearSpec | None = None
+    high_precision = ""
     #: Scales of x and of w, where these are quantized before the operator.
     input_scale: torch.Tensor | None = None
     weight_scales: torch.Tensor | None = None
@@ -44,14 +45,15 @@ class Product:
         self.module, self.name, self.call = module, name, call.of_product(name)
         self.parameters = list(module.weights(name).values())
         self.weights = [call.part(parameter) for parameter in self.parameters]
-        self.high_precision = BATCH_INVARIANT if is_batch_invariant_enabled() else ""
         self.needs_dw = torch.is_grad_enabled() and any([requires_grad(parameter) for parameter in self.parameters])
         self.exchange = exchange_of(module, name, call.sequence)
         self.exchange.check(self)
         self.given: dict[str, object] = {}
         if self.needs_dw and module.external_wgrad:
             self.given |= external_wgrad(module, name, call)
-        if self.call.recipe is not None:
+        if self.call.recipe is None:
+            self.high_precision = high_precision(is_batch_invariant_enabled())
+        else:
             self._take_states()
 
     def _take_states(self) -> None:

@@ -25,20 +25,18 @@ class Float8BlockScaling(Recipe):
     """FP8 with one scale per 1 x 128 or 128 x 128 values (numerics.md 3).
 
     Args:
-        use_f32_scales: keep scales in float32 instead of truncating them to powers of two. x_, w_,
-            grad_block_scaling_dim: 1 for 1 x 128, 2 for 128 x 128; the operands of one matmul cannot both have 2.
+        use_f32_scales: keep scales in float32 instead of truncating them to powers of two.
         fp8_format: E4M3, or HYBRID for E5M2 gradients.
         x_block_scaling_dim: 1: a scale for 1 x 128 values of x. 2: for 128 x 128. The operands of one matmul cannot
             both have 2.
         w_block_scaling_dim: the same for w.
         grad_block_scaling_dim: the same for dy.
-        fp8_gemm_fprop: the precision of sums (MMParams), without an effect.
+        fp8_gemm_fprop: as for Float8CurrentScaling.
         fp8_gemm_dgrad: as fp8_gemm_fprop.
         fp8_gemm_wgrad: as fp8_gemm_fprop.
-        fp8_dpa: must be False: quire does not quantize attention.
-        fp8_mha: must be False: quire does not quantize attention.
-        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
-            forward pass. "high_precision": with the operands before they were quantized.
+        fp8_dpa: as for Float8CurrentScaling.
+        fp8_mha: as for Float8CurrentScaling.
+        backward_override: as for Float8CurrentScaling.
     """
 
     use_f32_scales: bool = False
@@ -93,10 +91,9 @@ class MXFP8BlockScaling(Recipe):
     Args:
         margin: must be 0.
         fp8_format: E4M3, or HYBRID for E5M2 gradients.
-        fp8_dpa: must be False: quire does not quantize attention.
-        fp8_mha: must be False: quire does not quantize attention.
-        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
-            forward pass. "high_precision": with the operands before they were quantized.
+        fp8_dpa: as for Float8CurrentScaling.
+        fp8_mha: as for Float8CurrentScaling.
+        backward_override: as for Float8CurrentScaling.
         enable_2d_quantization: weights get one scale per 32 x 32 values, the same in both directions.
     """
 
@@ -137,10 +134,9 @@ class MXFP4BlockScaling(Recipe):
     Args:
         activation_format: E2M1, or E4M3 for MXFP8 activations; with E4M3 only weights have 4 bits.
         fp8_format: E4M3, or HYBRID for E5M2 gradients.
-        fp8_dpa: must be False: quire does not quantize attention.
-        fp8_mha: must be False: quire does not quantize attention.
-        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
-            forward pass. "high_precision": with the operands before they were quantized.
+        fp8_dpa: as for Float8CurrentScaling.
+        fp8_mha: as for Float8CurrentScaling.
+        backward_override: as for Float8CurrentScaling.
     """
 
     activation_format: Format = Format.E2M1

@@ -41,10 +41,9 @@ class CustomRecipe(Recipe):
     Args:
         qfactory: a function of "x", "w" or "dy" that returns a QuantSpec or its text, such as the method get of a dict.
         fp8_format: has no effect, and must keep its default.
-        fp8_dpa: must be False: quire does not quantize attention.
-        fp8_mha: must be False: quire does not quantize attention.
-        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
-            forward pass. "high_precision": with the operands before they were quantized.
+        fp8_dpa: as for Float8CurrentScaling.
+        fp8_mha: as for Float8CurrentScaling.
+        backward_override: as for Float8CurrentScaling.
         quantization_alignment: has no effect, and must keep its default.
     """
 

@@ -8,6 +8,11 @@ from torch.compiler import is_dynamo_compiling
 BATCH_INVARIANT = "kernels=batch_invariant"
 
 
+def high_precision(batch_invariant: bool) -> str:
+    """The text of a recipe that quantizes nothing."""
+    return BATCH_INVARIANT if batch_invariant else ""
+
+
 @dataclass(frozen=True)
 class LinearSpec:
     """How the operands of a Linear's matmuls are quantized (numerics.md 6.1, 6.8, 6.9).
@@ -58,3 +63,8 @@ class LinearSpec:
         if w not in self._of_w:
             self._of_w[w] = LinearSpec(self.x, w, self.dy, self.dx, self.backward, self.kernels)
         return self._of_w[w]
+
+
+def specs_of_text(text: str) -> LinearSpec | None:
+    """The specs of the argument `recipe` of an operator; None for one of high_precision()."""
+    return None if text in (high_precision(False), high_precision(True)) else LinearSpec.parse(text)

@@ -22,10 +22,9 @@ class NVFP4BlockScaling(Recipe):
         nvfp4_4over6_err_mode: 'MAE' or 'MSE', the error that selects the better scale.
         fp4_format: must be E2M1.
         fp8_format: must be E4M3, the format of the scale bytes.
-        fp8_dpa: must be False: quire does not quantize attention.
-        fp8_mha: must be False: quire does not quantize attention.
-        backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
-            forward pass. "high_precision": with the operands before they were quantized.
+        fp8_dpa: as for Float8CurrentScaling.
+        fp8_mha: as for Float8CurrentScaling.
+        backward_override: as for Float8CurrentScaling.
     """
 
     disable_rht: bool = False

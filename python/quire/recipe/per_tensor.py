@@ -90,8 +90,8 @@ class DelayedScaling(Recipe):
             a function, states change by the formula that numerics.md 1.6 has for functions.
         reduce_amax: with torch.distributed, all ranks use the largest amax of all ranks; amax_reduction_group of
             autocast restricts this to a process group.
-        fp8_dpa: must be False: quire does not quantize attention.
-        fp8_mha: must be False: quire does not quantize attention.
+        fp8_dpa: as for Float8CurrentScaling.
+        fp8_mha: as for Float8CurrentScaling.
         backward_override: must be None.
     """
 

@@ -66,8 +66,8 @@ void raise_reported(at::Device device) {
   quire::raise_reported(*kind->faults(device.has_index() ? device.index() : guard.getDevice().index()));
 }
 
-CallContext::CallContext(at::Device device) : device_(device) {
-  context_ = quire::host();
+CallContext::CallContext(at::Device device, bool batch_invariant) : device_(device), context_(quire::host()) {
+  context_.batch_invariant = batch_invariant;
   context_.workspace = this;
   context_.observer = observer();
   if (!op::on_host(device)) enter_device();

@@ -19,8 +19,9 @@ void raise_reported(at::Device device);
 /// allocator that goes back, in the order of the stream, when the call has returned.
 class CallContext final : public quire::Workspace {
  public:
-  /// Throws for a device that the core has no kernels for; and what an earlier call's kernel has found there.
-  explicit CallContext(at::Device device);
+  /// batch_invariant: as Context::batch_invariant. Throws for a device that the core has no kernels for; and what an
+  /// earlier call's kernel has found there.
+  explicit CallContext(at::Device device, bool batch_invariant = false);
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
@@ -36,12 +37,5 @@ class CallContext final : public quire::Workspace {
   c10::SmallVector<at::Tensor, 2> lent_;
   quire::Context context_;
 };
-
-/// The context of a call whose recipe may ask for kernels=batch_invariant.
-template <class Recipe>
-quire::Context under(const Recipe& recipe, quire::Context context) {
-  context.batch_invariant = recipe->batch_invariant;
-  return context;
-}
 
 }  // namespace quire_torch

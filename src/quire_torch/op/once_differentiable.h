@@ -11,7 +11,8 @@ namespace quire_torch::op {
 /// Follows the name of an operator.
 inline constexpr std::string_view kOnceDifferentiable =
     " is once differentiable, so a second derivative (create_graph=True) through it is not available; compute with "
-    "PyTorch's operators what is differentiated twice: quire.Linear does within quire.autocast(enabled=False)";
+    "PyTorch's operators what is differentiated twice: quire.Linear does within quire.autocast(enabled=False), outside "
+    "of quire.batch_invariant";
 
 /// The text of an inner operator that computes gradients, as kNotDifferentiable: of which operator.
 template <size_t N>

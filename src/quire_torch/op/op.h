@@ -130,13 +130,20 @@ template <class Op>
   });
 }
 
+/// Whether the recipe of the call, if it has one, asks for kernels=batch_invariant.
+template <class Args>
+constexpr bool batch_invariant(const Args& args) {
+  if constexpr (requires { args.recipe->batch_invariant; }) return args.recipe->batch_invariant;
+  return false;
+}
+
 /// The kernel of every device. It may use at:: functions: those neither record a graph nor bump the version of state
 /// they write. It converts and compares numbers between its parallel regions too.
 template <class Op, bool all = true>
 Results<Op> run_kernel(const typename Op::Args& args) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const quire::FloatMode mode;
-  const typename Op::Context context(device_of(args));
+  const typename Op::Context context(device_of(args), batch_invariant(args));
   check_memory<Op>(args);
   Results<Op> out = allocate_results<Op, int64_t, all>(args);
   if constexpr (out.size() > 0) {

@@ -58,6 +58,35 @@ size_t layer_of(const Agree::Args& a) {
   return found;
 }
 
+/// What this rank is about to say to its group. what: identifies it. tokens: none if it has no number of them.
+struct Saying {
+  std::string_view group;
+  size_t what;
+  std::optional<int64_t> tokens{};
+};
+
+/// Unless the ranks have said the same last, calls a comparison that Python implements, with values(), and remembers
+/// it. What was said in other layers stays known: ranks that then say two different things which all have said before
+/// do not compare them.
+template <class Values>
+void say(const Saying& saying, at::Device device, const char* comparison, const Values& values) {
+  Groups& g = groups();
+  {
+    const std::lock_guard lock(g.mutex);
+    const auto known = g.said.find(saying.group);
+    if (known != g.said.end() && known->second.tokens == saying.tokens.value_or(known->second.tokens) &&
+        known->second.layers.contains(saying.what))
+      return;
+  }
+  if (!sent_by_gloo(saying.group, device)) return;
+  torch::jit::Stack stack = values();
+  call_python(comparison, stack);
+  const std::lock_guard lock(g.mutex);
+  Said& now = g.said[std::string(saying.group)];
+  now.tokens = saying.tokens.value_or(now.tokens);
+  now.layers.insert(saying.what);
+}
+
 }  // namespace
 
 void Agree::run(const Args& a, const quire::Context&) {
@@ -67,37 +96,17 @@ void Agree::run(const Args& a, const quire::Context&) {
   // Of all ranks, which a column and a row layer have in common. Modulo 2^64: any number is taken.
   const uint64_t times = p.column && p.sequence ? static_cast<uint64_t>(p.group.size) : 1;
   const auto tokens = static_cast<int64_t>(static_cast<uint64_t>(rows) * times);
-  const size_t layer = layer_of(a);
-  Groups& g = groups();
-  {
-    const std::lock_guard lock(g.mutex);
-    const auto known = g.said.find(p.group.name);
-    if (known != g.said.end() && known->second.tokens == tokens && known->second.layers.contains(layer)) return;
-  }
-  if (!sent_by_gloo(p.group.name, a.t.value.device())) return;
-  torch::jit::Stack stack{p.group.name, rows,
-                          std::vector{op::as<int64_t>(a.out_features), op::as<int64_t>(a.in_features)},
-                          std::string(a.recipe.text()), std::string(a.parallel.text())};
-  call_python("quire::compare_ranks", stack);
-  const std::lock_guard lock(g.mutex);
-  Said& now = g.said[p.group.name];
-  now.tokens = tokens;
-  now.layers.insert(layer);
+  say({p.group.name, layer_of(a), tokens}, a.t.value.device(), "quire::compare_ranks", [&] {
+    return torch::jit::Stack{p.group.name, rows,
+                             std::vector{op::as<int64_t>(a.out_features), op::as<int64_t>(a.in_features)},
+                             std::string(a.recipe.text()), std::string(a.parallel.text())};
+  });
 }
 
 void AgreeOn::run(const Args& a, const quire::Context&) {
-  const auto fields = reinterpret_cast<size_t>(a.fields.text().data());
-  Groups& g = groups();
-  {
-    const std::lock_guard lock(g.mutex);
-    const auto known = g.said.find(a.group.text());
-    if (known != g.said.end() && known->second.layers.contains(fields)) return;
-  }
-  if (!sent_by_gloo(a.group.text(), a.t.value.device())) return;
-  torch::jit::Stack stack{std::string(a.group.text()), std::string(a.fields.text())};
-  call_python("quire::compare_fields", stack);
-  const std::lock_guard lock(g.mutex);
-  g.said[std::string(a.group.text())].layers.insert(fields);
+  const std::string_view group = a.group.text(), fields = a.fields.text();
+  say({group, reinterpret_cast<size_t>(fields.data())}, a.t.value.device(), "quire::compare_fields",
+      [&] { return torch::jit::Stack{std::string(group), std::string(fields)}; });
 }
 
 bool sent_by_gloo(std::string_view group, at::Device device) {

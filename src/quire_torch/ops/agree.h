@@ -32,10 +32,9 @@ struct Agree : OpBase {
   static void run(const Args& a, const quire::Context& context);
 };
 
-/// A text as an argument.
+/// A text as an argument, of which nothing is parsed.
 struct PlainText {
-  std::string text;
-  static PlainText parse(std::string_view text) { return {std::string(text)}; }
+  static PlainText parse(std::string_view) { return {}; }
 };
 
 /// Agree of fields that are constants of a graph: a layer's sizes where they do not follow from tokens. fields: as

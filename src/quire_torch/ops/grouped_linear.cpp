@@ -80,8 +80,8 @@ op::OptionalTensorList saved_buffers_of_w(op::OptionalTensorList w_buffers, Dire
         " is given without ", quire::kBufferNames[first],
         ", which the gradient of x needs. If it was quantized for inference, run the model under torch.no_grad(); "
         "to get gradients of x (adapters, LoRA), convert it with quire.convert(..., for_inference=True, "
-        "gradients=\"input\"), or use a recipe with x=none or backward=dequantized. Else quantize it in both "
-        "directions");
+        "gradients=\"input\"), or use a recipe with x=none or backward=dequantized, in an active quire.autocast too, "
+        "which decides. Else quantize it in both directions");
     if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
   }
   return w_buffers;
@@ -123,6 +123,11 @@ void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, con
 
 }  // namespace
 
+/// Follows the spec of dy.
+constexpr std::string_view kNeedsSrState =
+    "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire's layers have one; a program that was "
+    "exported under torch.no_grad() has none, and runs under torch.no_grad()";
+
 void GroupedLinear::check(const Args& a, op::Needs need) {
   check_lists(a);
   const at::Tensor& w = a.w.tensors[0];
@@ -142,8 +147,7 @@ void GroupedLinear::check(const Args& a, op::Needs need) {
                "linear: backward=requantized does not go with delayed scaling: x would be quantized again when its "
                "scale has changed; pass no fwd_scale, or another backward");
   if (from_codes(mode) && recipe.dy.stochastic && (need[kX] || need[kW]) && !a.sr_state)
-    quire::fail("linear: dy rounds stochastically under '", recipe.dy.to_string(),
-                "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.GroupedLinear has one");
+    quire::fail("linear: dy rounds stochastically under '", recipe.dy.to_string(), kNeedsSrState);
 }
 
 void copy_result(const at::Tensor& memory, const at::Tensor& result, const op::OptionalTensor& offsets) {

@@ -71,8 +71,7 @@ void sum_dy(const at::Tensor& t, const quire::RowGroups& groups, at::Tensor& dbi
 
 }  // namespace
 
-void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& of_call) {
-  const quire::Context context = under(a.recipe, of_call);
+void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const auto sizes = shape<int64_t>(a.dy);
   const int64_t n = sizes.back(), k = op::as<int64_t>(a.in_features);
   const GroupsView groups(a.offsets, quire::product(sizes, 0, sizes.size() - 1), "linear_bwd");
@@ -97,8 +96,7 @@ void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& of
   if (a.needs & kNeedsBias) sum_dy(a.dy, groups, out[2], context);
 }
 
-void LinearUnquantizedBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& of_call) {
-  const quire::Context context = under(a.recipe, of_call);
+void LinearUnquantizedBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
   const MatrixView dy(a.dy, "linear_unquantized_bwd: dy");
   const int64_t n = dy.matrix().cols, k = op::as<int64_t>(a.in_features);
   const GroupsView groups(a.offsets, dy.matrix().rows, "linear_unquantized_bwd");

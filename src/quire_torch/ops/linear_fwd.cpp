@@ -121,8 +121,7 @@ void check_agreement(const at::Tensor& x, const at::Tensor& w) {
   check_k(x, w);
 }
 
-void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& of_call) {
-  const quire::Context context = under(a.recipe, of_call);
+void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& context) {
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const quire::MutableMatrix y = mutable_matrix(out[0]);
   const GroupsView groups(a.offsets, y.rows, "linear");

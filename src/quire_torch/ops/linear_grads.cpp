@@ -7,8 +7,7 @@ namespace quire_torch {
 
 using quire::Direction;
 
-void LinearDgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& of_call) {
-  const quire::Context context = under(a.recipe, of_call);
+void LinearDgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const quire::MutableMatrix dx = mutable_matrix(out[0]);
   const int64_t n = op::as<int64_t>(a.out_features);
   const quire::RowGroups groups = quire::RowGroups::equal(1, dx.rows);
@@ -18,8 +17,7 @@ void LinearDgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& 
   quire::gemm({.a = dy, .b = w, .out = dx, .role = quire::kDgrad}, context);
 }
 
-void LinearWgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& of_call) {
-  const quire::Context context = under(a.recipe, of_call);
+void LinearWgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const int64_t tokens = op::as<int64_t>(a.tokens);
   quire::check(tokens >= 0 && tokens <= most_tokens(a.dy_data, a.x_data), "linear_wgrad: tokens must be the rows of x ",
                "and dy, from 0 to ", most_tokens(a.dy_data, a.x_data), " for these codes; got ", tokens);

@@ -72,7 +72,7 @@ void Wgrad<Into>::run(const Args& a, const quire::Context& context) {
                .addend = a.overwrite ? nullptr : first,
                .role = quire::kWgrad,
                .outs = out.each()},
-              under(a.recipe, context));
+              context);
 }
 
 template <class Into>

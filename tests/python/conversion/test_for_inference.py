@@ -330,9 +330,13 @@ def test_recipes_of_ones_own_are_timed_beside_the_others(clock):
         (["mxfp9"], ValueError),
         (["fp8_delayed"], ValueError),
         ([None], ValueError),
+        (["x=fp8_tensor:given,w=fp8_tensor,dy=none"], ValueError),
     ):
         with pytest.raises(error, match="recommend: "):
             quire.recommend(model, recipes=wrong)
+    clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0)  # one for each name
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    assert len(quire.recommend(model, recipes=["mxfp8", quire.recipe.NVFP4BlockScaling()]).estimates) == 6
 
 
 def test_what_a_recommendation_says_of_accuracy_is_what_was_measured(clock):

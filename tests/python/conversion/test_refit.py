@@ -178,6 +178,31 @@ def test_tied_weights_are_given_once_or_under_each_name():
         quire.refit(model, state | {"second.weight": torch.zeros(IN, IN)})
 
 
+def test_values_of_tied_weights_that_are_nan_are_the_same():
+    model, state = served(made(1, Tied), "nvfp4"), made(2, Tied).state_dict()
+    state = {name: value.clone() for name, value in state.items()}
+    state["first.weight"][0, 0] = state["second.weight"][0, 0] = state["head.weight"][0, 0] = torch.nan
+    quire.refit(model, state, check_finite=False)
+    assert model.first.weight.dequantize().isnan().any()
+
+
+@pytest.mark.parametrize("wrapped", ["weights", "model", "both"])
+def test_names_of_a_wrapped_model_are_found(wrapped):
+    inner, new = served(made(1, pair), "mxfp8"), made(2, pair)
+    model = torch.optim.swa_utils.AveragedModel(inner) if wrapped != "weights" else inner
+    weights = new if wrapped == "model" else torch.optim.swa_utils.AveragedModel(new)
+    report = quire.refit(model, weights.state_dict())
+    assert not report.left and not report.unused
+    assert_same_bytes(model.module if wrapped != "weights" else model, served(new, "mxfp8"))
+
+
+def test_two_keys_of_one_weight_are_not_both_taken():
+    model, state = served(made(1, pair), "mxfp8"), made(2, pair).state_dict()
+    state["0._orig_mod.weight"] = torch.zeros(300, IN)
+    with pytest.raises(ValueError, match="the model lacks 0._orig_mod.weight"):
+        quire.refit(model, state)
+
+
 def test_codes_of_the_same_spec_are_copied_in_whichever_order_they_are():
     model, other = served(made(1), "nvfp4"), served(made(2), "nvfp4")
     plain = copy.deepcopy(other)
@@ -249,6 +274,11 @@ WRONG = {
         ValueError,
         "plain.weight: must be dense",
     ),
+    "stack of another size": (
+        lambda s: s.update({"listed.weight": torch.ones(3, 48, 64)}) or [s.pop(f"listed.weight{i}") for i in range(2)],
+        ValueError,
+        r"listed.weight: has the shape \[3, 48, 64\]",
+    ),
     "no tensor": (lambda s: s.update({"plain.bias": [1.0]}), ValueError, "plain.bias: must be a tensor"),
     "other codes": (
         lambda s: s.update({"plain.weight": quire.quantize(torch.ones(IN, IN), "fp8_row")}),
@@ -292,6 +322,13 @@ def test_wrong_arguments_are_refused():
         quire.refit(model, {"other": torch.ones(1)}, strict=False)
     with pytest.raises(ValueError, match="meta device"):
         quire.refit(copy.deepcopy(model).to("meta"), made(2).state_dict())
+    expanded = served(made(1), "mxfp8")
+    expanded.small.bias = torch.nn.Parameter(torch.zeros(1).expand(3))
+    with pytest.raises(ValueError, match=r"elements of small.bias share memory \(strides \(0,\)\)"):
+        quire.refit(expanded, made(2).state_dict())
+    program = torch.export.export(served(made(1, pair), "mxfp8"), (torch.ones(4, IN),)).run_decompositions()
+    with pytest.raises(ValueError, match="this graph has no quantized weights, as a program after run_decompositions"):
+        quire.refit(program.module(), made(2, pair).state_dict())
     for name in ("model", "strict", "check_finite"):
         with pytest.raises(TypeError, match=f"refit: {name}"):
             quire.refit(**{"model": model, "weights": {}} | {name: "yes"})
@@ -345,6 +382,8 @@ def test_codes_of_quantize_weights_are_said_to_be_old():
     quire.quantize_weights(model, "mxfp8")
     report = quire.refit(model, made(2).state_dict())
     assert "1 layer keep codes of quire.quantize_weights" in str(report)
+    with quire.autocast(recipe="mxfp8"), pytest.raises(RuntimeError, match="quantize_weights"):
+        model.normed(torch.ones(2, IN))
 
 
 # ------------------------------------------------------------ whatever has the memory sees the new weights

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+import quire
 from python.io.checkpoint_files import Files, modelopt_config, modelopt_nvfp4, plain_scales, raw
 from python.io.checkpoint_kinds import KINDS
 from quire.io.__main__ import main
@@ -98,6 +100,22 @@ def test_all_faults_of_a_file_are_listed_with_what_was_not_checked(tmp_path, cap
     assert {name.rpartition(".")[0] for name in found["left_out"]} == {stems[1], stems[4]}
     assert main(["inspect", str(broken)]) == 1
     assert capsys.readouterr().out.count("problem: ") == 3
+
+
+def test_other_layers_of_the_dialect_quire_are_checked_too(tmp_path):
+    model = quire.convert(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)]), "mxfp8", min_features=1)
+    quire.convert(model, "mxfp8", for_inference=True, tokens=None, min_features=1)
+    quire.io.save(model, tmp_path, dialect="quire")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    scales = sorted(name for name in tensors if name.endswith("scale"))
+    tensors[scales[0]].view(torch.uint8)[0, 0] = 255
+    del tensors[scales[1]]
+    save_file(tensors, file)
+    found = quire.io.verify(tmp_path)
+    missing, *faults = found.problems
+    assert "1.weight" in missing and "missing" in missing and all("0.weight" in fault for fault in faults) and faults
+    assert {layer.name for layer in found.layers} == {"0.weight", "2.weight"}
 
 
 def test_one_thing_is_not_said_in_the_plural(tmp_path, capsys):

@@ -21,6 +21,22 @@ _BUFFER = re.compile(
 _REMEDY = "the file is damaged or was not written by quire; write it again"
 
 
+def weight_of(name: str) -> str:
+    """The name of the weight that a buffer of this dialect belongs to; other names as they are."""
+    match = _BUFFER.match(name)
+    return match["name"] if match else name
+
+
+def without_layers(configs: Configs, left_out: Callable[[str], bool]) -> Configs:
+    """The configurations without the layers of the table in config.json for whose names left_out is true."""
+    config = configs.get("config.json", {})
+    said = config.get("quantization_config") or {}
+    if not isinstance(said.get("layers"), Mapping):
+        return configs
+    layers = {name: layer for name, layer in said["layers"].items() if not left_out(name)}
+    return {**configs, "config.json": {**config, "quantization_config": {**said, "layers": layers}}}
+
+
 class Native:
     """The dialect "quire"."""
 
@@ -66,7 +82,8 @@ class Native:
             full = f"{name}.{spec}.{buffer}"
             got, wanted = header.get(full), buffers.get(buffer)
             if got is None or wanted is None or (got.shape, got.dtype) != wanted:
-                raise CheckpointError(f"expected {wanted}, got {got}", _REMEDY, file=first.file, tensor=full)
+                problem = "the tensor is missing" if got is None else f"expected {wanted}, got {(got.shape, got.dtype)}"
+                raise CheckpointError(problem, _REMEDY, file=first.file, tensor=full)
         beside = {role: full for role in ("bias", "input_scale") if (full := _beside(name, role)) in header}
         if said.get("has_input_scale") and "input_scale" not in beside:
             missing = _beside(name, "input_scale")
