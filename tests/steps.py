@@ -77,6 +77,25 @@ def _bytes(t: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8).view(flat.numel(), flat.itemsize)
 
 
+def assert_rounded(found: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor | float, roundings: float) -> None:
+    """Asserts that found differs from the value in float64 by no more than what rounding explains.
+
+    Args:
+        exact: float64, of the same inputs.
+        magnitude: what the same formula gives in float64 with the absolute value of each term: the sum of |x * w| for
+            a sum of x * w. Each rounding on the way to a result is one of a part of it, so at most 2^-24 times this.
+        roundings: to float32, how many are on the longest way from an input to the result: for a sum of n products in
+            any order n, and one more for each factor or addend. At the end found is rounded once to its own dtype.
+    """
+    unit = torch.finfo(found.dtype).eps / 2 if found.dtype != torch.float32 else 0.0
+    error = (found.detach().cpu().double() - exact).abs()
+    bound = roundings * 2.0**-24 * (1 + unit) * torch.as_tensor(magnitude) + unit * exact.abs()
+    worst = float((error - bound).max()) if error.numel() else 0.0
+    assert error.shape == exact.shape and worst <= 0, (
+        f"an error is {worst} beyond its bound; the largest: {error.max()}"
+    )
+
+
 class Block(torch.nn.Module):
     def __init__(self, **options):
         super().__init__()
