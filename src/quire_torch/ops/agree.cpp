@@ -58,11 +58,11 @@ size_t layer_of(const Agree::Args& a) {
   return found;
 }
 
-/// What this rank is about to say to its group. what: identifies it. tokens: none if it has no number of them.
+/// What this rank is about to say to its group. what: identifies it. tokens: null if it has no number of them.
 struct Saying {
   std::string_view group;
   size_t what;
-  std::optional<int64_t> tokens{};
+  const int64_t* tokens = nullptr;
 };
 
 /// Unless the ranks have said the same last, calls a comparison that Python implements, with values(), and remembers
@@ -74,7 +74,7 @@ void say(const Saying& saying, at::Device device, const char* comparison, const 
   {
     const std::lock_guard lock(g.mutex);
     const auto known = g.said.find(saying.group);
-    if (known != g.said.end() && known->second.tokens == saying.tokens.value_or(known->second.tokens) &&
+    if (known != g.said.end() && (!saying.tokens || known->second.tokens == *saying.tokens) &&
         known->second.layers.contains(saying.what))
       return;
   }
@@ -83,7 +83,7 @@ void say(const Saying& saying, at::Device device, const char* comparison, const 
   call_python(comparison, stack);
   const std::lock_guard lock(g.mutex);
   Said& now = g.said[std::string(saying.group)];
-  now.tokens = saying.tokens.value_or(now.tokens);
+  if (saying.tokens) now.tokens = *saying.tokens;
   now.layers.insert(saying.what);
 }
 
@@ -96,7 +96,7 @@ void Agree::run(const Args& a, const quire::Context&) {
   // Of all ranks, which a column and a row layer have in common. Modulo 2^64: any number is taken.
   const uint64_t times = p.column && p.sequence ? static_cast<uint64_t>(p.group.size) : 1;
   const auto tokens = static_cast<int64_t>(static_cast<uint64_t>(rows) * times);
-  say({p.group.name, layer_of(a), tokens}, a.t.value.device(), "quire::compare_ranks", [&] {
+  say({p.group.name, layer_of(a), &tokens}, a.t.value.device(), "quire::compare_ranks", [&] {
     return torch::jit::Stack{p.group.name, rows,
                              std::vector{op::as<int64_t>(a.out_features), op::as<int64_t>(a.in_features)},
                              std::string(a.recipe.text()), std::string(a.parallel.text())};
