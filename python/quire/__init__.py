@@ -28,9 +28,6 @@ from quire.explain import explain  # noqa: E402
 from quire.functional import (  # noqa: E402
     amax,
     dequantize,
-    nvfp4_linear,
-    nvfp4_moe,
-    nvfp4_moe_routed,
     quantize,
     synchronize,
 )
@@ -47,6 +44,7 @@ from quire.nn.random_state import rng_state, set_rng_state  # noqa: E402
 from quire.nn.recompute import checkpoint  # noqa: E402
 from quire.nn.training_state import TrainingState  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
+from quire.runners import nvfp4_linear, nvfp4_moe, nvfp4_moe_routed  # noqa: E402
 from quire.tensor import (  # noqa: E402
     QuantizedActivation,
     QuantizedStack,

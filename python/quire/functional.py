@@ -12,7 +12,6 @@ from quire.loading import library
 from quire.loading.devices import runs_later
 from quire.loading.for_dynamo import assume_constant_result
 from quire.loading.transforms import requires_grad
-from quire.runners import RunnerHandle, named
 from quire.tensor import (
     BUFFER_NAMES,
     QuantizedActivation,
@@ -370,74 +369,6 @@ def synchronize(device: torch.device | str | None = None) -> None:
     if runs_later(device):
         torch.accelerator.synchronize(device)
     torch.ops.quire.raise_reported(str(device))
-
-
-def _of(operator: Any, runner: object) -> Any:
-    """The overload that takes the runner: PyTorch would find it by trying, which costs more than a small product."""
-    return operator.by_name if isinstance(runner, str) else operator.default
-
-
-def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
-    """y `[*, out_features]` of x `[*, K]`, both bfloat16, computed by a registered runner. For inference: no gradient.
-
-    The operator is one opaque node in a graph. Tracing reads only shapes, so the runner must exist only when the
-    operator runs.
-
-    Args:
-        x: bfloat16 `[*, K]`.
-        runner: the result of quire.runners.register, its number, or the name under which it was registered. Use names
-            in exported programs.
-        out_features: the number of features of y, which is that of the runner.
-
-    Raises:
-        RuntimeError: if there is no such runner then, or if it has another kind, device or size.
-    """
-    return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features)
-
-
-def nvfp4_moe(
-    hidden_states: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    runner: RunnerHandle | int | str,
-    hidden_size: int,
-) -> torch.Tensor:
-    """y [T, hidden_size] of hidden_states [T, H], both bfloat16. The experts topk_ids int32 [T, k] compute it, and
-    topk_weights float32 [T, k] weight their results. An id of -1 means no expert. Otherwise as nvfp4_linear().
-
-    Args:
-        hidden_states: bfloat16 [T, H].
-        topk_weights: float32 [T, k], which weight the results of the experts.
-        topk_ids: int32 [T, k], the experts of each token. -1 is no expert.
-        runner: as for `nvfp4_linear`.
-        hidden_size: the number of features of y.
-    """
-    operator = _of(torch.ops.quire.nvfp4_moe, runner)
-    return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
-
-
-def nvfp4_moe_routed(
-    hidden_states: torch.Tensor,
-    router_logits: torch.Tensor,
-    routing: str,
-    runner: RunnerHandle | int | str,
-    hidden_size: int,
-    *,
-    expert_bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """nvfp4_moe() with experts and weights that quire.moe.route returns for router_logits [T, E] (moe-reference.md 1).
-
-    Args:
-        hidden_states: bfloat16 [T, H].
-        router_logits: float32, float16 or bfloat16.
-        routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
-            lists the options.
-        runner: as for `nvfp4_linear`.
-        hidden_size: the number of features of y.
-        expert_bias: [E]. Added to the scores that select the experts.
-    """
-    operator = _of(torch.ops.quire.nvfp4_moe_routed, runner)
-    return operator(hidden_states, router_logits, expert_bias, routing, named(runner), hidden_size)
 
 
 # --- a mixture of experts (docs/moe.md); quire.moe has the same for users, with checks

@@ -16,9 +16,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 
+from quire.autocast import is_batch_invariant_enabled
 from quire.checks import check_type, check_type_or_none, describe
 from quire.ends import at_the_end
 from quire.loading.devices import HOST
@@ -45,8 +47,9 @@ class LinearRunner:
         input_scale: a static scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
             larger values saturate, and tokens do not depend on each other. The spec x need not have the option `given`.
         x: the spec of activations. Under "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a
-            token's result does not depend on the others. (With AMX the order of its sums changes at 32 tokens:
-            numerics.md 7.4.) With "none" x is not quantized, and PyTorch multiplies it with the decoded weight.
+            token's result does not depend on the others. (With AMX the order of its sums changes at 32 tokens, except
+            within quire.batch_invariant: numerics.md 7.4, 7.8.) With "none" x is not quantized, and PyTorch multiplies
+            it with the decoded weight.
         w: the spec of the weight; None: "nvfp4", or the spec of the QuantizedTensor, from which w must not differ.
     """
 
@@ -134,7 +137,8 @@ class PythonRunner:
     Args:
         function: function(x) -> y for bfloat16 x `[*, in_features]` and y `[*, out_features]`. With experts > 0
             function(hidden_states, topk_weights, topk_ids) -> y, as for nvfp4_moe(). It must not write to its
-            arguments, and has no gradients. Its exceptions reach the caller.
+            arguments, and has no gradients. Its exceptions reach the caller. Within quire.batch_invariant it should
+            compute each token as if it were alone.
         in_features: the number of features of x.
         out_features: the number of features of y.
         experts: 0: the runner is a linear layer. Otherwise it is a mixture of that many experts.
@@ -335,6 +339,81 @@ def named(runner: RunnerHandle | int | str) -> int | str:
         return runner
     raise TypeError(
         f"quire: a runner is named by a RunnerHandle, its number or its name, got {describe(runner)}; register it"
+    )
+
+
+# --- calls
+
+
+def _of(operator: Any, runner: object) -> Any:
+    """The overload that takes the runner: PyTorch would find it by trying, which costs more than a small product."""
+    return operator.by_name if isinstance(runner, str) else operator.default
+
+
+def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
+    """y `[*, out_features]` of x `[*, K]`, both bfloat16, computed by a registered runner. For inference: no gradient.
+
+    The operator is one opaque node in a graph. Tracing reads only shapes, so the runner must exist only when the
+    operator runs. Within quire.batch_invariant the operator asks the runner for kernels with that property
+    (docs/invariance.md).
+
+    Args:
+        x: bfloat16 `[*, K]`.
+        runner: the result of quire.runners.register, its number, or the name under which it was registered. Use names
+            in exported programs.
+        out_features: the number of features of y, which is that of the runner.
+
+    Raises:
+        RuntimeError: if there is no such runner then, or if it has another kind, device or size. Within
+            quire.batch_invariant also if x has one scale for all tokens.
+    """
+    return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features, is_batch_invariant_enabled())
+
+
+def nvfp4_moe(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    runner: RunnerHandle | int | str,
+    hidden_size: int,
+) -> torch.Tensor:
+    """y [T, hidden_size] of hidden_states [T, H], both bfloat16. The experts topk_ids int32 [T, k] compute it, and
+    topk_weights float32 [T, k] weight their results. An id of -1 means no expert. Otherwise as nvfp4_linear().
+
+    Args:
+        hidden_states: bfloat16 [T, H].
+        topk_weights: float32 [T, k], which weight the results of the experts.
+        topk_ids: int32 [T, k], the experts of each token. -1 is no expert.
+        runner: as for `nvfp4_linear`.
+        hidden_size: the number of features of y.
+    """
+    operator = _of(torch.ops.quire.nvfp4_moe, runner)
+    return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size, is_batch_invariant_enabled())
+
+
+def nvfp4_moe_routed(
+    hidden_states: torch.Tensor,
+    router_logits: torch.Tensor,
+    routing: str,
+    runner: RunnerHandle | int | str,
+    hidden_size: int,
+    *,
+    expert_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """nvfp4_moe() with experts and weights that quire.moe.route returns for router_logits [T, E] (moe-reference.md 1).
+
+    Args:
+        hidden_states: bfloat16 [T, H].
+        router_logits: float32, float16 or bfloat16.
+        routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
+            lists the options.
+        runner: as for `nvfp4_linear`.
+        hidden_size: the number of features of y.
+        expert_bias: [E]. Added to the scores that select the experts.
+    """
+    operator = _of(torch.ops.quire.nvfp4_moe_routed, runner)
+    return operator(
+        hidden_states, router_logits, expert_bias, routing, named(runner), hidden_size, is_batch_invariant_enabled()
     )
 
 

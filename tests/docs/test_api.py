@@ -12,6 +12,7 @@ MODULES = ("debug", "delayed", "distributed", "io", "moe", "recipe", "runners")
 #: What layers call of delayed scaling; an example would be a layer.
 INSIDE = {f"quire.delayed.{name}" for name in quire.delayed.__all__} - {"quire.delayed.DelayedState"}
 SAME = {"quire.delayed.delayed_state", "quire.delayed.set_delayed_state"}
+SAME |= {f"quire.runners.{name}" for name in ("nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed")}
 
 
 def public(module: str) -> set[str]:

@@ -51,7 +51,7 @@ ROWS = {
     "checkpoint and resume": _row(ALL_EQUAL, ALL_EQUAL, ALL_EQUAL),
     "tensor and sequence parallel, column": _row(ALL_EQUAL, ALL_BOUND, ALL_EQUAL),
     "tensor and sequence parallel, row": _row(ALL_BOUND, ALL_EQUAL, ALL_EQUAL),
-    "the same, within quire.distributed.exact()": _row(ALL_EQUAL, ALL_EQUAL, ALL_EQUAL),
+    "tensor and sequence parallel, both, within quire.distributed.exact()": _row(ALL_EQUAL, ALL_EQUAL, ALL_EQUAL),
     "data parallel": _row("oceeeecoeo", "oceeeecceo", "bcbbbbccbb"),
     "expert parallel": _row(ALL_EQUAL, ALL_EQUAL, ALL_EQUAL),
     "CPU or GPU": _row(ALL_BOUND, ALL_BOUND, ALL_BOUND),
@@ -62,7 +62,7 @@ _DISTRIBUTED = "tests/python/distributed"
 HELD_BY = {
     "tensor and sequence parallel, column": (f"{_DISTRIBUTED}/test_linear.py", "test_results_are_those_of_one_process"),
     "tensor and sequence parallel, row": (f"{_DISTRIBUTED}/test_linear.py", "test_results_are_those_of_one_process"),
-    "the same, within quire.distributed.exact()": (
+    "tensor and sequence parallel, both, within quire.distributed.exact()": (
         f"{_DISTRIBUTED}/test_linear.py",
         "test_all_results_are_those_of_one_process_within_exact",
     ),

@@ -280,6 +280,82 @@ def test_checkpoints_compute_again_what_they_computed():
         other.sum().backward()
 
 
+# ------------------------------------------------------------ runners
+
+INPUTS = {"row scaled": {"x": "nvfp4:row_scaled"}, "none": {"x": "none"}, "static": {"input_scale": 0.01}}
+PARTS = [7, 153]
+
+
+def cancelling(rows, seed):
+    """Whose products with TOKENS are 0 but for the rounding of sums, so that bfloat16 shows their order."""
+    half = drawn(rows, 256, seed=seed) * COLUMNS
+    return torch.cat([half, -half], 1).bfloat16()
+
+
+def linear_runner(**options):
+    return quire.runners.LinearRunner(cancelling(256, seed=3), **options)
+
+
+def moe_runner(**options):
+    w13, w2 = cancelling(4 * 128, seed=4), drawn(4 * 512, 64, seed=5).bfloat16()
+    stacks = w13.view(4, 128, 512), w2.view(4, 512, 64)
+    return quire.runners.MoERunner(*stacks, **options)
+
+
+COLUMNS = 2.0 ** torch.randint(-6, 7, (1, 256), generator=torch.Generator().manual_seed(6))
+TOKENS = (drawn(160, 256, seed=7) * COLUMNS).bfloat16().repeat(1, 2)
+RUNNERS = {
+    "linear": (linear_runner, lambda runner: lambda x: quire.nvfp4_linear(x, runner, 256)),
+    "mixture": (
+        moe_runner,
+        lambda runner: lambda x: quire.nvfp4_moe_routed(x, x[:, :4], "softmax:topk=2", runner, 512),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [*(("linear", name) for name in INPUTS), ("mixture", "row scaled"), ("mixture", "none")],
+)
+def test_runners_obey_eager_compiled_and_exported(kind, inputs, equal_bits, compiler):
+    make, calling = RUNNERS[kind]
+    with quire.runners.register(make(**INPUTS[inputs]), name="obeys"):
+        call = calling("obeys")
+
+        class Program(torch.nn.Module):
+            def forward(self, x):
+                return call(x)
+
+        with quire.batch_invariant():
+            whole = call(TOKENS)
+            exported = torch.export.export(Program(), (TOKENS,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+            for function in (call, torch.compile(call, backend="eager", fullgraph=True, dynamic=True)):
+                equal_bits(torch.cat([function(part) for part in TOKENS.split(PARTS)]), whole)
+        equal_bits(torch.cat([exported.module()(part) for part in TOKENS.split(PARTS)]), whole)
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_runners_whose_tokens_share_a_scale_are_refused(kind):
+    make, calling = RUNNERS[kind]
+    with quire.runners.register(make()) as runner:
+        calling(runner)(TOKENS)
+        with (
+            quire.batch_invariant(),
+            pytest.raises(RuntimeError, match="runner: x=nvfp4 quantizes x with one scale for"),
+        ):
+            calling(runner)(TOKENS)
+
+
+def test_the_function_of_a_python_runner_sees_the_state():
+    def function(x):
+        return torch.full_like(x, quire.is_batch_invariant_enabled())
+
+    with quire.runners.register(quire.runners.PythonRunner(function, 512, 512)) as runner:
+        assert not quire.nvfp4_linear(TOKENS, runner, 512).any()
+        with quire.batch_invariant():
+            assert quire.nvfp4_linear(TOKENS, runner, 512).all()
+
+
 # ------------------------------------------------------------ what it refuses
 
 

@@ -125,19 +125,17 @@ def test_schemas_are_those_of_the_design():
     def schema(overload):
         return str(overload._schema)
 
-    assert (
-        schema(ops.nvfp4_linear.default)
-        == "quire::nvfp4_linear(Tensor x, SymInt runner, SymInt out_features) -> Tensor y"
-    )
+    end = ", bool batch_invariant=False) -> Tensor y"
+    assert schema(ops.nvfp4_linear.default) == "quire::nvfp4_linear(Tensor x, SymInt runner, SymInt out_features" + end
     assert schema(ops.nvfp4_linear.by_name) == (
-        "quire::nvfp4_linear.by_name(Tensor x, str runner, SymInt out_features) -> Tensor y"
+        "quire::nvfp4_linear.by_name(Tensor x, str runner, SymInt out_features" + end
     )
-    moe = "(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, {} runner, SymInt hidden_size) -> Tensor y"
+    moe = "(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, {} runner, SymInt hidden_size" + end
     assert schema(ops.nvfp4_moe.default) == "quire::nvfp4_moe" + moe.format("SymInt")
     assert schema(ops.nvfp4_moe.by_name) == "quire::nvfp4_moe.by_name" + moe.format("str")
     routed = (
-        "(Tensor hidden_states, Tensor router_logits, Tensor? expert_bias, str routing, {} runner, SymInt hidden_size) "
-        "-> Tensor y"
+        "(Tensor hidden_states, Tensor router_logits, Tensor? expert_bias, str routing, {} runner, SymInt hidden_size"
+        + end
     )
     assert schema(ops.nvfp4_moe_routed.default) == "quire::nvfp4_moe_routed" + routed.format("SymInt")
     assert schema(ops.nvfp4_moe_routed.by_name) == "quire::nvfp4_moe_routed.by_name" + routed.format("str")

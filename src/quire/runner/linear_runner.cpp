@@ -20,6 +20,7 @@ LinearRunner::LinearRunner(PreparedWeight weight, const InputSpec& x)
 }
 
 void LinearRunner::run(const RunnerCall& call) {
+  if (call.context.batch_invariant) weight_.check_tokens_alone(x_);
   const RowGroups all{.rows = call.x.rows};
   if (!x_) return matmul(weight_.plain_product(call.x, all, call.out), call.context);
   CallMemory memory;

@@ -75,6 +75,7 @@ MoeRunner::MoeRunner(Experts experts, const MoeOptions& options, std::optional<E
 }
 
 void MoeRunner::run(const RunnerCall& call) {
+  if (call.context.batch_invariant) check_tokens_alone();
   const int64_t tokens = call.x.rows, choices = times(tokens, call.top_k), count = info().experts;
   const DType dtype = call.x.dtype;
   Context context = call.context;
@@ -143,6 +144,11 @@ void MoeRunner::take(const Runner& other, const Storage& storage) {
   }
   experts_.w13.take(from->experts_.w13, storage);
   experts_.w2.take(from->experts_.w2, storage);
+}
+
+void MoeRunner::check_tokens_alone() const {
+  for (const Experts* e : {&experts_, shared_ ? &*shared_ : &experts_})
+    for (const PreparedWeight* w : {&e->w13, &e->w2}) w->check_tokens_alone(options_.x);
 }
 
 MoeRunner::Planned MoeRunner::plan(CallMemory& memory, const Experts& experts, const Rows& rows) const {

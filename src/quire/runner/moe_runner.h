@@ -38,6 +38,7 @@ class MoeRunner final : public Runner {
  private:
   struct Planned;
   struct Rows;
+  void check_tokens_alone() const;
   Planned plan(CallMemory& memory, const Experts& experts, const Rows& rows) const;
   void compute(const Experts& experts, const Rows& rows, const Planned& planned, const Context& context) const;
 

@@ -181,6 +181,10 @@ void PreparedWeight::check_input_spec(const InputSpec& input) const {
         "; give amax / (6 * 448) of the calibration, or its reciprocal if you have 6 * 448 / amax");
 }
 
+void PreparedWeight::check_tokens_alone(const InputSpec& x) const {
+  if (x) quire::check_tokens_alone(*x, text("runner: x=", x->to_string()), input_scales_ != nullptr);
+}
+
 QuantSpec PreparedWeight::input_spec(const QuantSpec& x) const {
   QuantSpec spec = x;
   spec.given = x.given || (input_scales_ && (x.row().scope == Scope::tensor || x.global != Global::amax));

@@ -55,6 +55,8 @@ class PreparedWeight {
   /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale under
   /// one scale of the tensor, which the option `given` needs. Inputs that are not quantized have no input_scale.
   void check_input_spec(const InputSpec& x) const;
+  /// Throws Error unless codes of a token of such inputs do not depend on the other tokens.
+  void check_tokens_alone(const InputSpec& x) const;
   /// Where the result that is its input goes, to be quantized into `codes`.
   Destination destination(const MutableMatrix& y, const QuantSpec& x, const RowCodes& codes) const;
 

@@ -33,7 +33,8 @@ struct RunnerCall {
   const int32_t* expert_ids = nullptr;    ///< moe: [T, top_k], contiguous; an expert below E, or -1 for none
   const float* expert_weights = nullptr;  ///< moe: [T, top_k], contiguous; the weight of each expert's result
   int64_t top_k = 0;                      ///< moe: 1 <= top_k <= E
-  /// Where to run: device, stream, memory for the time of the call. Without a device: the host.
+  /// Where to run: device, stream, memory for the time of the call. Without a device: the host. With batch_invariant
+  /// the bits of a token must not depend on the other tokens; a runner that cannot do that throws.
   Context context{};
 };
 

@@ -45,18 +45,6 @@ void check_weight_only(const LinearSpec& s, std::string_view text) {
         "' has another backward than x=none has, dequantized (the default) or high_precision");
 }
 
-/// Codes of a token follow from that token alone, or from a scale that the caller gives.
-void check_tokens_alone(const LinearSpec& s, std::string_view text) {
-  const bool of_tensor =
-      s.x.row().scope == Scope::tensor || (s.x.row().scale == ScaleKind::two_level && !s.x.row_scaled);
-  check(s.weight_only || s.x.given || !of_tensor, "recipe: '", text, "' quantizes x with one scale for all tokens, so ",
-        "that the bits of a token depend on its batch, and kernels=batch_invariant (quire.batch_invariant) forbids ",
-        "that; give x a scale for each token (fp8_row, nvfp4:row_scaled), scales of blocks (mxfp8, mxfp4, fp8_block), ",
-        "or a static scale (the option 'given', from quire.calibrate)");
-  check(s.weight_only || !s.x.square, "recipe: '", text, "' gives tiles of several tokens of x one scale, and ",
-        "kernels=batch_invariant (quire.batch_invariant) forbids that; remove the size of tiles from x");
-}
-
 /// Takes "NAME=VALUE" up to the next comma off the front of `rest`; empty if another name stands there.
 std::string_view take(std::string_view& rest, std::string_view name) {
   const size_t end = std::min(rest.find(','), rest.size());
@@ -113,7 +101,7 @@ LinearSpec LinearSpec::parse(std::string_view text) {
   check(rest.empty(), "recipe: unexpected '", rest, "' at the end of '", text, "'; ", kForm);
   check_roles(out, text);
   if (out.weight_only) check_weight_only(out, text);
-  if (out.batch_invariant) check_tokens_alone(out, text);
+  if (out.batch_invariant && !out.weight_only) check_tokens_alone(out.x, quire::text("recipe: '", text, "'"));
   return out;
 }
 
@@ -124,6 +112,17 @@ std::string LinearSpec::to_string() const {
   if (const std::string_view word = quire::to_string(backward); !word.empty()) s += text(",backward=", word);
   if (batch_invariant) s += text(",", kKernels, "=", kBatchInvariant);
   return s;
+}
+
+void check_tokens_alone(const QuantSpec& x, std::string_view where, bool static_scale) {
+  const bool of_tensor = x.row().scope == Scope::tensor || (x.row().scale == ScaleKind::two_level && !x.row_scaled);
+  check(
+      static_scale || x.given || !of_tensor, where, " quantizes x with one scale for all tokens, so that the bits of ",
+      "a token depend on its batch, and kernels=batch_invariant (quire.batch_invariant) forbids that; give x a scale ",
+      "for each token (fp8_row, nvfp4:row_scaled), scales of blocks (mxfp8, mxfp4, fp8_block), or a static scale ",
+      "from quire.calibrate (the option 'given' of a recipe, input_scale of a runner)");
+  check(!x.square, where, " gives tiles of several tokens of x one scale, and kernels=batch_invariant ",
+        "(quire.batch_invariant) forbids that; remove the size of tiles from x");
 }
 
 OptionalLinearSpec OptionalLinearSpec::parse(std::string_view text) {

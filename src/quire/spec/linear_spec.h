@@ -53,6 +53,10 @@ struct LinearSpec {
   bool operator==(const LinearSpec&) const = default;
 };
 
+/// Throws Error, which begins with `where`, unless codes of a token of x follow from that token alone, or from a scale
+/// that the caller gives: under the option `given`, or a static_scale.
+void check_tokens_alone(const QuantSpec& x, std::string_view where, bool static_scale = false);
+
 /// A LinearSpec, or nothing for products of x and w as they are.
 struct OptionalLinearSpec : std::optional<LinearSpec> {
   using std::optional<LinearSpec>::optional;

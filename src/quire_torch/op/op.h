@@ -130,10 +130,11 @@ template <class Op>
   });
 }
 
-/// Whether the recipe of the call, if it has one, asks for kernels=batch_invariant.
+/// Whether the call asks for kernels=batch_invariant, by its recipe or by an argument.
 template <class Args>
 constexpr bool batch_invariant(const Args& args) {
   if constexpr (requires { args.recipe->batch_invariant; }) return args.recipe->batch_invariant;
+  if constexpr (requires { args.batch_invariant; }) return args.batch_invariant;
   return false;
 }
 

@@ -49,7 +49,7 @@ void check_choices(const at::Tensor& hidden_states, const at::Tensor& choices, a
                op::size<Int>(hidden_states, 0), " tokens");
 }
 
-/// y [*, out_features] of x [*, K], both bfloat16.
+/// y [*, out_features] of x [*, K], both bfloat16. batch_invariant: as Context::batch_invariant.
 template <class Which>
 struct Nvfp4Linear : OpBase {
   static constexpr const char* kName = kByName<Which> ? "nvfp4_linear.by_name" : "nvfp4_linear";
@@ -58,8 +58,10 @@ struct Nvfp4Linear : OpBase {
     at::Tensor x;
     Which runner;
     c10::SymInt out_features;
+    bool batch_invariant;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"), op::field<&Args::runner>("runner"),
-                                               op::field<&Args::out_features>("out_features")};
+                                               op::field<&Args::out_features>("out_features"),
+                                               op::field<&Args::batch_invariant>("batch_invariant", "False")};
   };
   static constexpr std::array kResults{"y"};
 
@@ -80,10 +82,13 @@ struct Nvfp4Moe : OpBase {
     at::Tensor hidden_states, topk_weights, topk_ids;
     Which runner;
     c10::SymInt hidden_size;
-    static constexpr auto kFields =
-        std::tuple{op::field<&Args::hidden_states>("hidden_states"), op::field<&Args::topk_weights>("topk_weights"),
-                   op::field<&Args::topk_ids>("topk_ids"), op::field<&Args::runner>("runner"),
-                   op::field<&Args::hidden_size>("hidden_size")};
+    bool batch_invariant;
+    static constexpr auto kFields = std::tuple{op::field<&Args::hidden_states>("hidden_states"),
+                                               op::field<&Args::topk_weights>("topk_weights"),
+                                               op::field<&Args::topk_ids>("topk_ids"),
+                                               op::field<&Args::runner>("runner"),
+                                               op::field<&Args::hidden_size>("hidden_size"),
+                                               op::field<&Args::batch_invariant>("batch_invariant", "False")};
   };
   static constexpr std::array kResults{"y"};
 
@@ -112,12 +117,14 @@ struct Nvfp4MoeRouted : OpBase {
     RoutingText routing;
     Which runner;
     c10::SymInt hidden_size;
+    bool batch_invariant;
     static constexpr auto kFields = std::tuple{op::field<&Args::hidden_states>("hidden_states"),
                                                op::field<&Args::router_logits>("router_logits"),
                                                op::field<&Args::expert_bias>("expert_bias"),
                                                op::field<&Args::routing>("routing"),
                                                op::field<&Args::runner>("runner"),
-                                               op::field<&Args::hidden_size>("hidden_size")};
+                                               op::field<&Args::hidden_size>("hidden_size"),
+                                               op::field<&Args::batch_invariant>("batch_invariant", "False")};
 
     RouteArgs route() const { return {router_logits, expert_bias, routing}; }
   };

@@ -140,7 +140,7 @@ TAKE_A_TENSOR = {
     "quantize_": lambda t: quire.quantize(X, "mxfp8").quantize_(t),
     "fingerprint": functional.fingerprint,
     "from_buffers": lambda t: quire.QuantizedTensor.from_buffers({"rowwise_data": t}, "mxfp8", (4, 32)),
-    "nvfp4_linear": lambda t: functional.nvfp4_linear(t, 1, 16),
+    "nvfp4_linear": lambda t: quire.nvfp4_linear(t, 1, 16),
     "route": lambda t: moe.route(t, topk=2),
     "permute": lambda t: moe.permute(t, torch.zeros(4, 1, dtype=torch.int32), 2),
     "LayerNorm": quire.LayerNorm(32),
