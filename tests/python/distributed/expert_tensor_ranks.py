@@ -163,7 +163,7 @@ def states_travel(rank, case, folder):
 def loaded_by_one(case, folder):
     whole = case.make()
     optimizer = torch.optim.AdamW(whole.parameters())
-    checkpoint.load({"train": quire.TrainingState(whole, optimizer)}, checkpoint_id=folder)
+    checkpoint.load({"train": quire.TrainingState(whole, optimizer)}, checkpoint_id=folder, no_dist=True)
     return whole.state_dict()
 
 
