@@ -21,6 +21,8 @@ _OWN = {"preserve_rng_state"} | {
     for name, parameter in inspect.signature(pytorchs.checkpoint).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 }
+#: The frame of which has the generator.
+_CHECKPOINT = inspect.unwrap(pytorchs.checkpoint).__code__
 
 
 def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
@@ -52,7 +54,21 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
         with recipe, scales:
             return function(*args, **kwargs)
 
-    return pytorchs.checkpoint(as_now, *args, use_reentrant=use_reentrant, **kwargs)
+    try:
+        return pytorchs.checkpoint(as_now, *args, use_reentrant=use_reentrant, **kwargs)
+    except BaseException as error:
+        _end_hooks(error)
+        raise
+
+
+def _end_hooks(error: BaseException) -> None:
+    """Ends what PyTorch before 2.13 leaves after an error of the function: its hooks for saved tensors belong to a
+    generator, which lives as long as the error's traceback, and until then they see what later code saves."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is _CHECKPOINT:
+            traceback.tb_frame.clear()
+        traceback = traceback.tb_next
 
 
 # ------------------------------------------------------------ PyTorch's checkpoint

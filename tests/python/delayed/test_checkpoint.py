@@ -49,6 +49,20 @@ def test_gradients_are_those_without_a_checkpoint(recipe, reentrant, interleave)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+def test_an_error_leaves_no_hooks_to_later_code():
+    calls = []
+
+    def wrong(x):
+        calls.append(x)
+        raise ZeroDivisionError
+
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(ZeroDivisionError) as kept:  # its traceback holds the frames
+        quire.checkpoint(lambda x: quire.checkpoint(wrong, x), x)
+    x.square().sum().backward()
+    assert torch.equal(x.grad, 2 * x) and len(calls) == 1 and kept
+
+
 @pytest.mark.parametrize("growth", [100.0, 0.01])
 def test_a_checkpoint_within_a_checkpoint_has_the_scales_of_its_forward_pass(growth):
     def nested(model, x):
