@@ -22,10 +22,10 @@ def test_cast_keeps_shape_and_lists_formats():
 
 @pytest.mark.cpu_only
 def test_the_hadamard_transform_pads_to_16_tokens_and_keeps_the_norm():
-    x = torch.randn(33, 5)
+    x = torch.randint(-8, 9, (33, 5)).float()  # the results have at most 128 steps of 1/4: bfloat16 holds them
     out = quire.debug.rht(x)
     assert out.shape == (5, 48) and out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float().norm(), x.norm(), rtol=1e-2, atol=0)
+    assert out.double().square().sum() == x.double().square().sum()
     assert torch.equal(quire.debug.rht(torch.eye(16), signs=False)[0].float(), torch.full((16,), 0.25))
 
 
@@ -49,7 +49,7 @@ def test_philox_takes_unsigned_keys():
 def test_a_delayed_update_changes_nothing_in_place():
     history, scale = torch.tensor([[3.0], [1.0], [2.0], [5.0]]), torch.ones(1)
     new_history, new_scale = quire.debug.delayed_update(history, scale, torch.tensor([3.0]))
-    assert new_history.tolist() == [[0.0], [2.0], [5.0], [3.0]] and new_scale.item() == pytest.approx(448 / 5)
+    assert new_history.tolist() == [[0.0], [2.0], [5.0], [3.0]] and new_scale == torch.tensor(448.0) / 5
     assert history[0] == 3 and scale == 1
     with pytest.raises(RuntimeError, match="debug_delayed_update"):
         quire.debug.delayed_update(history, scale, torch.zeros(2))
