@@ -18,12 +18,6 @@ from steps import products_checked
 SHAPES = [{"fused": fused, "single": single} for fused in (False, True) for single in (False, True)]
 
 
-@functools.cache
-def expected() -> torch.Tensor:
-    with torch.no_grad():
-        return reference(files())(tokens())
-
-
 def loaded(source, device: str = "cpu", dtype: torch.dtype = torch.float32, **options) -> Model:
     shape = {key: options.pop(key) for key in ("fused", "single", "tied") if key in options}
     with torch.device(device):
@@ -44,13 +38,30 @@ def by_plain_layers(source, **options) -> torch.Tensor:
 
 
 def distance(y: torch.Tensor, true: torch.Tensor) -> float:
-    return float((y.detach().float() - true).norm() / true.norm())
+    return float((y.detach().double() - true).norm() / true.norm())
+
+
+@functools.cache
+def in_two_precisions(static: bool = True) -> tuple[torch.Tensor, float]:
+    """What PyTorch's layers give in float64, and how far they are from it in float32."""
+    model = reference(files(static=static))
+    with torch.no_grad():
+        y = model(tokens())
+        exact = model.double()(tokens())
+    return exact, distance(y, exact)
+
+
+def is_decoded(y: torch.Tensor, static: bool = True) -> bool:
+    """y is computed with decoded weights, and nothing else is quantized: another order of sums in float32 has an error
+    like that of PyTorch's layers, which is also how much the model amplifies one."""
+    exact, error = in_two_precisions(static)
+    return distance(y, exact) < 4 * error
 
 
 def most_are_alike(y: torch.Tensor, other: torch.Tensor) -> bool:
     """Most tokens differ by sums of float32 alone. In the others a value next to a tie can have another code, or
     another expert."""
-    return float(((y - other).norm(dim=-1) / other.norm(dim=-1)).median()) < 1e-5
+    return float(((y - other).norm(dim=-1) / other.norm(dim=-1)).median()) < 4 * in_two_precisions()[1]
 
 
 @pytest.fixture
@@ -66,7 +77,7 @@ def test_every_shape_of_a_model_computes_what_the_values_say(shape, device, sour
     assert model.lm_head.weight is model.model.embed_tokens.weight
     with torch.no_grad():
         with quire.autocast(enabled=False):
-            assert distance(model(tokens()), expected()) < 1e-5  # decoded weights, nothing else is quantized
+            assert is_decoded(model(tokens()))
         y = model(tokens())
         assert most_are_alike(y, by_plain_layers(source, activations="mxfp8"))
         assert torch.equal(y, loaded(source, activations="mxfp8")(tokens()))  # whichever layers are joined
@@ -173,12 +184,12 @@ def test_weights_only_leave_inputs_as_they_are(tmp_path):
     model = loaded(source)
     assert model.model.layers[0].self_attn.q_proj.recipe.weight_only
     with torch.no_grad():
-        assert distance(model(tokens()), reference(files(static=False))(tokens())) < 1e-5
+        assert is_decoded(model(tokens()), static=False)
     io.save(model, tmp_path / "b")
     assert raw(tmp_path / "b") == raw(source)
     other = loaded(write(tmp_path / "c"), activations="none")
     with torch.no_grad():
-        assert distance(other(tokens()), expected()) < 1e-5
+        assert is_decoded(other(tokens()))
 
 
 @pytest.mark.slow
