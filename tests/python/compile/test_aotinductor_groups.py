@@ -49,5 +49,6 @@ def test_a_package_with_groups_of_tokens_does_not_die_at_its_first_call(tmp_path
         assert len(exact) == 8 and len(close) == 4
         assert all(map(equal_bits, exact, exact_in_python))
         for y, expected in zip(close, close_in_python, strict=True):
-            # Inductor's products, of the router too, differ from eager's in last bits.
-            assert y.shape == expected.shape and (y - expected).norm() / expected.norm() < 0.01
+            # Inductor's products, of the router too, may have another order of sums than eager's: at most 64 + 96
+            # roundings by 2^-24, of sums whose magnitudes are below 12 times the result.
+            assert y.shape == expected.shape and (y - expected).norm() / expected.norm() < 2**-13

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils import checkpoint as activation
 
 import quire
 from quire.recipe import DelayedScaling, NVFP4BlockScaling
+from steps import assert_of_codes
 
 
 def test_every_recipe_compiles_to_the_bits_of_eager_mode(make_layer, make_x, step, any_recipe, compiler):
@@ -80,12 +82,20 @@ def test_inductor_gives_the_bits_of_eager_mode_where_only_our_operators_compute(
 def test_inductor_compiles_a_model_with_other_operators_in_between(stack, make_x, compiler):
     x = make_x(40, 64)
     recipe = NVFP4BlockScaling()
-    eager = gradients(stack, stack, x, recipe)
-    compiled = gradients(stack, compiler(stack, backend="inductor"), x, recipe)
+    found = []
+
+    def function(x):
+        found[:] = itertools.accumulate(stack, lambda x, layer: layer(x), initial=x)
+        return found[-1]
+
+    gradients(stack, compiler(function, backend="inductor"), x, recipe)
     assert compiler.graphs == 1
     assert [state[1] for state in quire.rng_state(stack).values()] == [1, 1, 1]
-    # Inductor's fused GELU and LayerNorm round elsewhere, which moves values across rounding boundaries.
-    torch.testing.assert_close(compiled[0], eager[0], rtol=0.1, atol=0.3)
+    # Inductor's fused GELU and LayerNorm round elsewhere, which moves values across rounding boundaries: each layer is
+    # right for the input that it had.
+    for layer, given, y in zip(stack, found, found[1:], strict=False):
+        if isinstance(layer, quire.Linear):
+            assert_of_codes(y, layer, given, recipe)
 
 
 def test_train_eval_and_train_again_switch_between_two_graphs(make_layer, make_x, step, recipe, compiler, equal_bits):
@@ -212,15 +222,18 @@ def test_a_retained_compiled_graph_may_be_walked_twice(make_layer, make_x, recip
     layer, x = make_layer(), make_x(40, 96)
     # aot_eager writes back the random state by copy_, which autograd takes for a change of a saved tensor.
     function = compiler(layer, backend="inductor" if recipe.stochastic else "aot_eager")
-    with torch._functorch.config.patch(donated_buffer=False), quire.autocast(recipe=recipe):
-        loss = function(x).float().square().sum()
-        loss.backward(retain_graph=True)
-        first = x.grad.clone()
-        loss.backward()
-    assert layer.sr_state[1] == 2 * recipe.stochastic
-    torch.testing.assert_close(
-        x.grad, 2 * first, rtol=0.0 if not recipe.stochastic else 1.0, atol=20.0 * recipe.stochastic
-    )
+    sums = []
+    for run in (layer, function):
+        x.grad, layer.sr_state[1] = None, 0
+        with torch._functorch.config.patch(donated_buffer=False), quire.autocast(recipe=recipe):
+            loss = run(x).float().square().sum()
+            loss.backward(retain_graph=True)
+            first = x.grad.clone()
+            loss.backward()
+        assert layer.sr_state[1] == 2 * recipe.stochastic
+        assert torch.equal(x.grad, 2 * first) != recipe.stochastic
+        sums.append(x.grad)
+    assert torch.equal(*sums)  # random bits of the second walk are other ones, and those of eager mode
 
 
 @torch._functorch.config.patch(donated_buffer=False)

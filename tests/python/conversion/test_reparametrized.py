@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import quire
 from every_feature import LAYERS
 from ranks import rank_of
-from steps import call
+from steps import call, products_checked
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated", "ignore:.*stay in high precision")
 
@@ -308,7 +308,7 @@ def test_a_weight_that_is_no_plain_parameter_leaves_the_layer_as_it_is_with_the_
     model = model_of(kind)
     change(model[2])
     try:
-        expected = model(X)
+        before, expected = model[:2](X), model(X)
     except (RuntimeError, TypeError):  # of these weights PyTorch multiplies with none
         expected = None
     first = quire.convert(copy.deepcopy(model[:2]), "mxfp8", min_features=1)(X)
@@ -319,7 +319,12 @@ def test_a_weight_that_is_no_plain_parameter_leaves_the_layer_as_it_is_with_the_
     report = quire.conversion_report(model).layers[1]
     if training and also_for_training is False:
         assert report.why_not == report.kept == ""
-        assert (model(X) - expected).norm() < 0.1 * expected.norm()
+        # Its values are those of before, and of both products codes are multiplied.
+        weight, bias = model[2].weight.detach(), model[2].bias.detach()
+        assert torch.equal(torch.nn.functional.linear(before, weight, bias), expected)
+        with products_checked(model) as checked:
+            model(X)
+        assert checked == {"0", "2"}
         return
     assert (report.why_not + report.kept).startswith(reason)
     if expected is not None:

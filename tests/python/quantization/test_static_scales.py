@@ -218,9 +218,9 @@ def gated(h: torch.Tensor) -> torch.Tensor:
     return nn.functional.silu(gate) * up
 
 
-def inputs_by_hand(model: Layers, x: torch.Tensor) -> dict[str, float]:
-    """Amaxes of the inputs of matmuls, in float64."""
-    x, p = x.double(), {name: value.double() for name, value in model.named_parameters()}
+def inputs_by_hand(model: Layers, x: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """Amaxes of the inputs of matmuls."""
+    x, p = x.to(dtype), {name: value.to(dtype) for name, value in model.named_parameters()}
     single = "grouped.weight" in p
 
     def of(name: str, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,12 +255,15 @@ def test_layers_that_compute_their_inputs_have_scales_of_these(single):
     before = copy.deepcopy(model.state_dict())
     report = quire.calibrate(model, batches, FP8)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    each = [inputs_by_hand(model, x) for x in batches]
+    each = [inputs_by_hand(model, x, torch.float64) for x in batches]
     expected = {name: max(one[name] for one in each) for name in each[0]}
+    in_float32 = [inputs_by_hand(model, x, torch.float32) for x in batches]
+    # What rounding to float32 changes by PyTorch's operators, of any amax: quire's sums have another order.
+    error = max(abs(a[name] - b[name]) / (b[name] or 1) for a, b in zip(in_float32, each, strict=True) for name in a)
     assert set(report.uncalibrated) == {name for name, amax in expected.items() if not amax} >= {"grouped[1]"}
     assert report.input_scales.keys() == {name for name, amax in expected.items() if amax}
     for layer in report.layers:
-        assert layer.amax == pytest.approx(expected[layer.name], rel=1e-4), layer.name
+        assert layer.amax == pytest.approx(expected[layer.name], rel=4 * error), layer.name
     quire.convert(model, FP8, for_inference=True, tokens=None)
     with pytest.raises(ValueError, match=r"no amax was measured for grouped\[1\].*missing_input_scale='max'"):
         report.apply(model)

@@ -50,7 +50,7 @@ def lossy(count: int) -> list[float]:
     g = (random.uniform(1, 2, 10000) * 2.0 ** random.integers(-24, 12, 10000)).astype(np.float32)
     most, one = np.float32(2688), np.float32(1)
     lost = (g * most / most != g) & (one / (one / g) != g)
-    assert 0.005 < lost.mean() < 0.1
+    assert lost.sum() == 569  # of 10000; of other tests most numbers are not of these
     return [float(x) for x in g[lost][:count]]
 
 
