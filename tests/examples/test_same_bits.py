@@ -122,7 +122,7 @@ def test_a_server_has_the_log_probabilities_of_the_trainer(gpt, name):
     with quire.batch_invariant(), torch.no_grad():
         for sizes in COMPOSITIONS:
             assert same(in_batches(server, tokens, sizes), expected), sizes
-    assert float(expected.std()) > 0.5
+    assert float(expected.std()) > 0.5  # they tell tokens apart: bits of a constant would be no comparison
 
 
 @pytest.mark.parametrize("name", RECIPES)

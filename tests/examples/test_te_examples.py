@@ -44,6 +44,8 @@ def test_the_quickstart_trains_also_after_it_has_set_fields_of_its_recipe(printe
 def test_the_transformer_learns_its_task(printed):
     text = printed("te_transformer.py")
     losses, (accuracy,) = numbers(text, "loss"), numbers(text, "accuracy")
+    # By chance the loss is log 12 = 2.48, and the accuracy 1 / 12. With five other seeds the first loss was 2.58 or
+    # more, the last one 0.011 or less, and every token was named: the bounds are far from both.
     assert losses[0] > 2.3 and losses[-1] < 0.5 and accuracy > 0.95
 
 
