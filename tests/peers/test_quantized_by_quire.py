@@ -124,7 +124,7 @@ def test_transformers_reads_experts_of_gpt_oss(tmp_path):
         values = getattr(experts, name).dequantize(torch.bfloat16).transpose(1, 2)  # transformers has [E, K, N]
         read = found[f"model.layers.0.mlp.experts.{name}"]
         assert torch.equal(read, values), name
-        # The scale of a block is below amax / 3, and half of the widest step of E2M1 is one scale.
+        # Half a step of E2M1 is at most a quarter of the value, or of the scale, which is below amax / 3.
         blocks = plain[name].float().transpose(1, 2).unflatten(-1, (-1, 32))
         error = (read.float().transpose(1, 2).unflatten(-1, (-1, 32)) - blocks).abs()
-        assert bool((error <= blocks.abs().amax(-1, keepdim=True) / 3).all())
+        assert bool((error <= torch.maximum(blocks.abs() / 4, blocks.abs().amax(-1, keepdim=True) / 12)).all())

@@ -95,7 +95,7 @@ def test_choices_may_have_any_strides(moe, layout):
     assert torch.equal(ops.nvfp4_moe(x, weights, ids, moe.handle, H), expected)
 
 
-def assert_weighted(y, moe, x, weights, ids, roundings):
+def assert_weighted(y, moe, x, weights, ids, *, roundings):
     """y is the sum of what the experts give, times weights in float64 [tokens, 2]. roundings: of the weights."""
     of_one = [ops.nvfp4_moe(x, one.expand(len(x), 2), ids, moe.handle, H) for one in torch.eye(2)]
     each = [y_of_one.double() * weights[:, k, None] for k, y_of_one in enumerate(of_one)]
