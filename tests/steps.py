@@ -88,8 +88,9 @@ def assert_rounded(found: torch.Tensor, exact: torch.Tensor, magnitude: torch.Te
             any order n, and one more for each factor or addend. At the end found is rounded once to its own dtype.
     """
     unit = torch.finfo(found.dtype).eps / 2 if found.dtype != torch.float32 else 0.0
+    exact, magnitude = (torch.as_tensor(t).detach().cpu() for t in (exact, magnitude))
     error = (found.detach().cpu().double() - exact).abs()
-    bound = roundings * 2.0**-24 * (1 + unit) * torch.as_tensor(magnitude) + unit * exact.abs()
+    bound = roundings * 2.0**-24 * (1 + unit) * magnitude + unit * exact.abs()
     worst = float((error - bound).max()) if error.numel() else 0.0
     assert error.shape == exact.shape and worst <= 0, (
         f"an error is {worst} beyond its bound; the largest: {error.max()}"

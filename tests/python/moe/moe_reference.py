@@ -64,6 +64,46 @@ def weights_of(logits, ids, score_function="softmax", softmax_after_topk=False, 
     return weights * options.get("scaling_factor", 1.0)
 
 
+def roundings_of_weights(logits):
+    """How many roundings to float32 a weight or a score has at most, for assert_rounded with the weight as magnitude.
+
+    exp has 2, and the one of its argument counts as often as the argument is large: the distance from the greatest
+    logit. The mean of the distances over a softmax of n is at most log(n), below 3. A sum of 8, or of 16 by halves, has
+    7. So a weight that is divided by a sum of such has 3 and its distance, then 3 + 3 + 7, and 2 for division and
+    factor. A sigmoid and the root of softplus have at most 4 instead of 3 and the distance.
+    """
+    return 18 + float((logits.amax(-1) - logits.amin(-1)).max())
+
+
+def roundings_of_gradient(logits, ids, dweights, score_function="softmax", renormalize=False, **options):
+    """(magnitude, roundings) of the gradient of weights_of, for assert_rounded.
+
+    The magnitude is the formula with the absolute value of each term: both the gradient of a softmax and that of a
+    quotient are a product with a difference. A term has the roundings of every weight in it, and 12 of its own for
+    each of the two formulas, as a sum of products and a difference have 9, and factors 3.
+    """
+    logits, ids, of_scores = logits.detach().double(), ids.long(), dweights.double().abs()
+    of_scores = of_scores * options.get("scaling_factor", 1.0)
+    if options.get("softmax_after_topk"):
+        p = logits.gather(-1, ids).softmax(-1)
+        of_chosen = p * (of_scores + (of_scores * p).sum(-1, keepdim=True))
+        return torch.zeros_like(logits).scatter(-1, ids, of_chosen), 2 * roundings_of_weights(logits) + 12
+    functions = {"sigmoid": torch.sigmoid, "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt()}
+    leaf = logits.requires_grad_()
+    scores = leaf.softmax(-1) if score_function == "softmax" else functions[score_function](leaf)
+    chosen = scores.detach().gather(-1, ids)
+    if renormalize:
+        total = chosen.sum(-1, keepdim=True)
+        of_scores = (of_scores + (of_scores * chosen).sum(-1, keepdim=True) / total) / total
+    of_scores = torch.zeros_like(scores).scatter(-1, ids, of_scores)
+    if score_function == "softmax":
+        p = scores.detach()
+        magnitude = p * (of_scores + (of_scores * p).sum(-1, keepdim=True))
+    else:
+        (magnitude,) = torch.autograd.grad(scores, leaf, of_scores)
+    return magnitude, (5 if renormalize else 2) * roundings_of_weights(logits.detach()) + 24
+
+
 def limit(ids, capacity):
     seen, kept = {}, []
     for expert in ids.flatten().tolist():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import quire
 from python.moe import moe_reference as reference
 from quire import moe
+from steps import assert_rounded
 
 pytestmark = pytest.mark.any_device
 
@@ -50,7 +51,7 @@ def test_choices_and_weights_are_those_of_float64(options, dtype, device):
     expected, expected_ids = reference.route(logits, **options)
     assert ids.dtype == torch.int32 and torch.equal(ids, expected_ids)
     assert weights.dtype == torch.float32
-    torch.testing.assert_close(weights.double(), expected, rtol=2e-6, atol=0)
+    assert_rounded(weights, expected, expected, reference.roundings_of_weights(logits.float()))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -63,7 +64,7 @@ def test_gradients_are_those_of_float64(options, device):
     options = {name: value for name, value in options.items() if name != "expert_bias"}
     expected = reference.weights_of(doubles, ids.cpu(), **options)
     (expected,) = torch.autograd.grad(expected, doubles, dweights.cpu().double())
-    torch.testing.assert_close(got.cpu().double(), expected, rtol=2e-5, atol=2e-6 * expected.abs().max().item())
+    assert_rounded(got, expected, *reference.roundings_of_gradient(doubles, ids.cpu(), dweights.cpu(), **options))
 
 
 def test_the_gradient_has_the_dtype_of_the_logits_and_experts_not_chosen_have_none():
@@ -104,7 +105,9 @@ def test_equal_scores_go_to_the_smaller_number(logits, data, scoring):
     weights, ids = moe.route(logits, topk, **options)
     expected, expected_ids = reference.route(logits, topk, **options)
     assert torch.equal(ids, expected_ids)
-    torch.testing.assert_close(weights.double(), expected, rtol=3e-6, atol=0)
+    assert_rounded(
+        weights, expected, expected, 18
+    )  # roundings_of_weights where distances are integers, which are exact
 
 
 @settings()
@@ -178,14 +181,17 @@ def test_nan_is_chosen_last_and_stays_visible():
 def test_golden_routing(golden, recipe):
     case = golden.get(f"moe/{recipe}")
     x, w = (torch.from_numpy(case[name].copy()).view(torch.bfloat16) for name in ("x", "w_router"))
-    weights, ids = moe.route((x.double() @ w.double().t()).float(), 2, renormalize=True)
+    logits = (x.double() @ w.double().t()).float()
+    weights, ids = moe.route(logits, 2, renormalize=True)
     assert torch.equal(ids, torch.from_numpy(case["expert_index"].copy()))
-    torch.testing.assert_close(weights, torch.from_numpy(case["expert_weight"].copy()), rtol=1e-6, atol=0)
+    expected = torch.from_numpy(case["expert_weight"].copy()).double()  # of float64, and rounded once to float32
+    chosen = logits.gather(-1, ids.long())  # the greatest logit is among them
+    assert_rounded(weights, expected, expected, reference.roundings_of_weights(chosen) + 1)
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
 def test_load_balancing_loss_is_that_of_float64(function):
-    logits = logits_of(50, 8).requires_grad_()
+    logits = logits_of(8, 8).requires_grad_()
     weights, ids = moe.route(logits, 2, score_function=function)
     load = moe.tokens_per_expert(ids, 8)
     assert load.dtype == torch.int32 and load.tolist() == torch.bincount(ids.flatten(), minlength=8).tolist()
@@ -194,14 +200,18 @@ def test_load_balancing_loss_is_that_of_float64(function):
     lines = [torch.from_numpy(reference.scores_of(function, line)) for line in doubles.detach().cpu().numpy()]
     probs = torch.stack(lines).to(logits.device)
     probs = probs / probs.sum(-1, keepdim=True)
-    by_hand = 0.1 * 8 / (2 * 50**2) * (probs.sum(0) * load).sum()
-    torch.testing.assert_close(loss.double(), by_hand, rtol=1e-6, atol=0)
+    by_hand = 0.1 * 8 / (2 * 8**2) * (probs.sum(0) * load).sum()
+    roundings = reference.roundings_of_weights(logits.detach()) + 8 + 8 + 5  # of two sums and five factors
+    assert_rounded(loss, by_hand, by_hand.item(), roundings)
     functions = {"softmax": lambda x: x, "sigmoid": torch.sigmoid}
     functions["sqrtsoftplus"] = lambda x: torch.nn.functional.softplus(x).sqrt()
     values = doubles.softmax(-1) if function == "softmax" else functions[function](doubles)
-    expected = 0.1 * 8 / (2 * 50**2) * ((values / values.sum(-1, keepdim=True)).sum(0) * load).sum()
+    factors = 0.1 * 8 / (2 * 8**2) * load.double()
+    expected = ((values / values.sum(-1, keepdim=True)).sum(0) * factors).sum()
     (got,), (wanted,) = torch.autograd.grad(loss, logits), torch.autograd.grad(expected, doubles)
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-9)
+    every = torch.arange(8).expand(8, 8), factors.expand(8, 8), function, function != "softmax"
+    magnitude, roundings = reference.roundings_of_gradient(doubles, *every)
+    assert_rounded(got, wanted, magnitude, roundings + 5)
 
 
 def test_an_even_load_costs_coeff_and_no_tokens_cost_nothing():
