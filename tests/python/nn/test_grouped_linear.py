@@ -22,6 +22,7 @@ from python.nn.grouped_layers import (
     stacked,
 )
 from quire import recipe as recipes
+from steps import assert_rounded
 
 FORMS = [
     pytest.param({}, id="separate"),
@@ -128,14 +129,14 @@ def test_in_high_precision_it_is_a_loop_of_products():
     dw, db = stacked(layer, gradients)
     for group, rows in enumerate(SPLITS):
         part = slice(begin, begin + rows)
-        w, b = getattr(layer, f"weight{group}").double(), getattr(layer, f"bias{group}").double()
-        for ours, exact in (
-            (y[part], x[part].double() @ w.T + b),
-            (dx[part], dy[part].double() @ w),
-            (dw[group], dy[part].double().T @ x[part].double()),
-            (db[group], dy[part].double().sum(0)),
-        ):
-            torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().sum() > 0) * 1000)
+        wide = [getattr(layer, f"weight{group}"), getattr(layer, f"bias{group}"), x[part], dy[part]]
+        exact_results, magnitudes = (
+            (x @ w.T + b, dy @ w, dy.T @ x, dy.sum(0))
+            for w, b, x, dy in ([t.detach().double() for t in wide], [t.detach().double().abs() for t in wide])
+        )
+        ours_and_roundings = (y[part], 96 + 1), (dx[part], 64), (dw[group], rows), (db[group], rows)
+        for (ours, roundings), exact, magnitude in zip(ours_and_roundings, exact_results, magnitudes, strict=True):
+            assert_rounded(ours, exact, magnitude, roundings)
         begin += rows
     assert not y[begin:].any() and not dx[begin:].any()
 

@@ -30,19 +30,19 @@ def test_gradients_are_added_to_main_grad(recipe, options, equal_bits):
     plain.sr_state.copy_(layer.sr_state)
     wanted = grouped_step(plain, x, dy, SPLITS, recipe)
     for weight in layer.weights("").values():
-        weight.main_grad = torch.full(weight.shape, 2.0, dtype=torch.float32)
+        weight.main_grad = torch.full(weight.shape, 7.0, dtype=torch.float32)
+        weight.overwrite_main_grad = True
+    grouped_step(layer, x, dy, SPLITS, recipe)
+    products = [weight.main_grad.clone() for weight in layer.weights("").values()]
+    for weight, product, gradient in zip(layer.weights("").values(), products, wanted[2:], strict=False):
+        assert equal_bits(product.bfloat16(), gradient)
+        weight.main_grad.fill_(2.0)
+        weight.overwrite_main_grad = False
+    layer.sr_state[1] = 0
     ours = grouped_step(layer, x, dy, SPLITS, recipe)
     assert equal_bits(ours[0], wanted[0]) and equal_bits(ours[1], wanted[1])
-    for weight, gradient in zip(layer.weights("").values(), wanted[2:], strict=False):
-        assert weight.grad is None
-        torch.testing.assert_close(weight.main_grad - 2, gradient.float(), rtol=2**-7, atol=1e-3)
-        if weight.main_grad.dim() == 2 and not gradient.any():
-            assert (weight.main_grad == 2).all()  # nothing is added for an empty group
-        weight.overwrite_main_grad = True
-    layer.sr_state[1] = 0
-    grouped_step(layer, x, dy, SPLITS, recipe)
-    for weight, gradient in zip(layer.weights("").values(), wanted[2:], strict=False):
-        assert equal_bits(weight.main_grad.bfloat16(), gradient)
+    for weight, product in zip(layer.weights("").values(), products, strict=True):
+        assert weight.grad is None and equal_bits(weight.main_grad, 2 + product)
 
 
 @pytest.mark.parametrize("options", FORMS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import quire
+from steps import assert_rounded
 
 NORMS = {
     "layer": (quire.LayerNorm, torch.nn.functional.layer_norm),
@@ -40,18 +41,34 @@ def reference(kind, module, x):
     return NORMS[kind][1](x.cpu().double(), module.normalized_shape, weight, *extra, eps=module.eps)
 
 
+def magnitudes(kind, module, x, dy):
+    """The formulas of numerics.md 11.2 with the absolute value of each term: of y, and of each gradient."""
+    rows, dy, gain = x.detach().cpu().double().reshape(-1, 48), dy.double().abs().reshape(-1, 48), module.weight
+    gain = (gain.detach().cpu().double() + (1 if module.zero_centered_gamma else 0)).abs().flatten()
+    centered = rows - rows.mean(1, keepdim=True) if kind == "layer" else rows
+    rstd = (centered.square().mean(1, keepdim=True) + module.eps).rsqrt()
+    normed, w = (rows.abs() + rows.abs().mean(1, keepdim=True)) * rstd, dy * gain
+    dx = rstd * (w + w.mean(1, keepdim=True) + normed * (w * normed).mean(1, keepdim=True))
+    sums = [(dy * normed).sum(0), dy.sum(0)]
+    beta = 0 if module.bias is None else module.bias.detach().cpu().double().abs().flatten()
+    return normed * gain + beta, [dx, *sums[: 1 if module.bias is None else 2]]
+
+
 @pytest.mark.parametrize("zero_centered", [False, True])
 @pytest.mark.parametrize("shape", [48, (48,), (4, 12)])
 def test_result_and_gradients_are_those_of_float64(kind, make, shape, zero_centered, device):
     module = make(shape, zero_centered_gamma=zero_centered, eps=1e-3)
     x = torch.randn(3, 5, *module.normalized_shape).to(device).requires_grad_()
     y, expected = module(x), reference(kind, module, x)
-    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-6, atol=3e-6)
     dy = torch.randn(y.shape)
+    of_y, of_gradients = magnitudes(kind, module, x, dy)
+    roundings = 48 / 8 + 16  # of a value of y, and of a normalized one; 15 rows are summed in a column
+    assert_rounded(y, expected, of_y.view(y.shape), roundings)
     inputs = [x, *module.parameters()]
     got = torch.autograd.grad(y, inputs, dy.to(device))
-    for g, e in zip(got, torch.autograd.grad(expected, inputs, dy.double()), strict=True):
-        torch.testing.assert_close(g.cpu(), e.cpu(), rtol=3e-6, atol=1e-5)
+    exact = torch.autograd.grad(expected, inputs, dy.double())  # rounded to float32 once
+    for g, e, of_g, own in zip(got, exact, of_gradients, (48 / 16 + 16, 15 + 4, 15), strict=False):
+        assert_rounded(g, e.double(), of_g.view(g.shape), roundings + own + 1)
 
 
 # Half an ulp of the result is 2^-9 of it; the sums in float32 add less than that again. PyTorch's sums on CPUs are of
