@@ -7,6 +7,8 @@ import torch
 from torch._dynamo import decorators
 
 import quire
+from python.moe.moe_reference import roundings_of_gradient, roundings_of_weights
+from steps import assert_rounded
 
 PAGE = "docs/moe.md"
 
@@ -28,20 +30,31 @@ def inputs(tokens):
 
 
 def test_the_example_is_a_sum_over_experts_in_float64(example):
+    """Of integers, so that only weights and what they multiply are rounded."""
     mixture, experts = example
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in experts.parameters():
+            parameter.copy_(torch.randint(-3, 4, parameter.shape, generator=generator))
     x, logits = inputs(30)
-    y = mixture(x, logits)
+    x, dy = (torch.randint(-3, 4, (30, 64), generator=generator).float() for _ in range(2))
+    y = mixture(x.requires_grad_(), logits)
     doubles = [t.detach().double().requires_grad_() for t in (x, logits)]
     probs = doubles[1].softmax(-1)
-    chosen = torch.zeros(30, 8).scatter(1, probs.topk(2)[1], 1.0)
+    ids = probs.topk(2)[1]
+    chosen = torch.zeros(30, 8).scatter(1, ids, 1.0)
     weights = probs * chosen / (probs * chosen).sum(-1, keepdim=True)
     linears = [torch.nn.functional.linear(doubles[0], w.double(), b.double()) for w, b in parameters(experts)]
-    expected = sum(weights[:, e : e + 1] * linears[e] for e in range(8))
-    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
-    dy = torch.randn(30, 64, generator=torch.Generator().manual_seed(1))
-    got = torch.autograd.grad(y, (x, logits), dy)
-    for g, e in zip(got, torch.autograd.grad(expected, doubles, dy.double()), strict=True):
-        torch.testing.assert_close(g.double(), e, rtol=1e-4, atol=1e-5)
+    linears = torch.stack(linears, 1)
+    expected = (weights[..., None] * linears).sum(1)
+    roundings = roundings_of_weights(logits.detach()) + 2  # a product with a weight, and a sum of two
+    assert_rounded(y, expected.detach(), (weights[..., None] * linears.abs()).sum(1), roundings)
+    exact_dx, exact_dlogits = torch.autograd.grad(expected, doubles, dy.double())
+    dx, dlogits = torch.autograd.grad(y, (x, logits), dy)
+    of_experts = torch.stack([dy.double().abs() @ w.detach().double().abs() for w, _ in parameters(experts)], 1)
+    assert_rounded(dx, exact_dx, (weights[..., None] * of_experts).sum(1), roundings + 64)  # dy times a weight, summed
+    dweights = (dy.double()[:, None] * linears).sum(-1).detach().gather(1, ids)
+    assert_rounded(dlogits, exact_dlogits, *roundings_of_gradient(logits, ids, dweights, renormalize=True))
 
 
 def parameters(experts):

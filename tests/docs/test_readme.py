@@ -49,6 +49,7 @@ def test_the_line_of_a_model_is_that_of_its_page(page):
     said = page(PAGE).text.replace("\n", " ")
     for name, share in (("fp8_current", "half"), ("nvfp4", "a third")):
         megabytes, _, times = speeds[name]
+        # 269 MB are those of bfloat16; a share in words is right to a hundredth.
         assert abs(megabytes / 269 - bits[share]) < 0.01 and share in said
         rows = {row[0]: row for row in page("docs/language-model.md").rows("Perplexity")}
         higher = rows[f"`{name}`"][2].split(" ±")[0]
