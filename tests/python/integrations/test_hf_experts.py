@@ -115,7 +115,7 @@ def test_the_report_counts_experts_as_converted(family):
     assert before == sum(
         p.nbytes for n, p in experts_of(tiny.model_of(family))[0].named_parameters() if "bias" not in n
     )
-    assert now < 0.3 * before
+    assert now < 0.3 * before  # 8.25 bits for 32: 0.26, and blocks that are not full
 
 
 @pytest.mark.parametrize("family", MIXTURES)
