@@ -15,6 +15,7 @@ from quire import running_layer
 from quire.autocast import active_recipe
 from quire.checks import check_type
 from quire.distributed import explained
+from quire.distributed.gathering import fsdp_groups
 from quire.tensor import QuantizedTensor
 
 
@@ -199,7 +200,7 @@ class _Restoring(TorchDispatchMode):
 
     def __init__(self, function: Callable) -> None:
         super().__init__()
-        self._sharded = bool(explained.fsdp_groups(function))
+        self._sharded = bool(fsdp_groups(function))
         #: What runners returned, which has no gradient.
         self.of_runners: list[torch.Tensor] = []
         self._before: dict[tuple[int, tuple[int, ...], int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -373,7 +374,7 @@ def _run(function: Callable, args: tuple, kwargs: dict, of_runners: list[torch.T
     outputs = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if _differentiable(t)]
     outputs = _without_history(outputs, of_runners)
     ones = [torch.ones_like(t) for t in outputs]
-    if outputs and explained.fsdp_groups(function):  # whole parameters, which fully_shard differentiates, are its own
+    if outputs and fsdp_groups(function):  # whole parameters, which fully_shard differentiates, are its own
         with explained.own_gradients([t for t in wanted if t.is_leaf]):
             torch.autograd.backward(outputs, ones)
     elif outputs and wanted:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from quire.distributed.gathering import fsdp_groups
+
 #: Operators that start a collective, functional ones and those of process groups: its name, and which argument has the
 #: tensors that this rank gives.
 _COLLECTIVES = {
@@ -58,14 +60,6 @@ def run_below(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict
     """The kernel of the operator for the device of its first argument."""
     key = getattr(torch._C.DispatchKey, torch._C._dispatch_key_for_device(args[0].device.type))
     return operator.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
-
-
-def fsdp_groups(model: object) -> list[Any]:
-    """fully_shard's groups of parameters of a module and of those in it; [] if it shards none. They are PyTorch's own:
-    nothing public says which of them hold whole parameters now."""
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    states = [getattr(module, "_get_fsdp_state", lambda: None)() for module in modules]
-    return [group for state in states for group in getattr(state, "_fsdp_param_groups", ())]
 
 
 @contextlib.contextmanager

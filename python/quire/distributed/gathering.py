@@ -95,13 +95,26 @@ class Found(NamedTuple):
 
 def _find(model: torch.nn.Module | None, layer: torch.nn.Module, name: str) -> Found | None:
     """They are PyTorch's own, and nothing public says which pass a gather is for."""
-    for module in () if model is None else model.modules():
-        state = getattr(module, "_get_fsdp_state", lambda: None)()
-        for group in getattr(state, "_fsdp_param_groups", ()):
-            for parameter in group.fsdp_params:
-                if parameter._module_info.module is layer and parameter._module_info.param_name == name:
-                    return Found(group, parameter)
+    for group in fsdp_groups(model):
+        for parameter in group.fsdp_params:
+            if parameter._module_info.module is layer and parameter._module_info.param_name == name:
+                return Found(group, parameter)
     return None
+
+
+def fsdp_groups(model: object) -> list[Any]:
+    """fully_shard's groups of parameters of a module and of those in it; [] if it shards none. They are PyTorch's own:
+    nothing public says which of them hold whole parameters now."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    states = [getattr(module, "_get_fsdp_state", lambda: None)() for module in modules]
+    each = [getattr(state, "_fsdp_param_groups", None) or _one_group(state) for state in states]
+    return [group for groups in each for group in groups]
+
+
+def _one_group(state: object) -> list[Any]:
+    """That of PyTorch 2.11, whose modules have one at most."""
+    group = getattr(state, "_fsdp_param_group", None)
+    return [] if group is None else [group]
 
 
 def reduced_amaxes(
