@@ -89,8 +89,8 @@ def refit(
             DistributedDataParallel.
         strict: raise ValueError if the model or the weights have a name that the other does not have. False: write what
             is given, such as a few experts.
-        check_finite: raise ValueError for values in high precision that are NaN or infinite. False saves one pass over
-            the values. Codes are not checked.
+        check_finite: raise ValueError for values in high precision that are NaN or infinite, or become infinite when
+            they are rounded to the model's dtype. False saves one pass over the values. Codes are not checked.
 
     Returns:
         What was written.
@@ -136,7 +136,8 @@ def _check_model(model: torch.nn.Module) -> None:
     if not codes:
         raise ValueError(
             f"refit: {type(model).__name__} has no quantized weights; convert it first, with quire.convert(..., "
-            "for_inference=True), or load plain weights by load_state_dict()"
+            "for_inference=True), or load plain weights by load_state_dict(); the weights of runners are written by "
+            "quire.runners.refit"
         )
     if any(t.is_meta for t in each):
         raise ValueError("refit: the model has tensors on the meta device, which have no memory; load it first")
@@ -158,13 +159,14 @@ def _check(
     if not found.writes:
         problems.append("the model has none of the names")
     meshes: list[Any] = []
-    method = _method(model)
+    method, of_values = _method(model), {}
     for write in found.writes:
         value = weights[write.key]
         if why := _why_not(write, value, check_finite, method):
-            problems.append(f"{write.key}: {why}")
+            of_values.setdefault(why, {})[write.key] = None
         if is_dtensor(value) and value.device_mesh not in meshes:
             meshes.append(value.device_mesh)
+    problems += [f"{_some([*keys])}: {'each ' * (len(keys) > 1)}{why}" for why, keys in of_values.items()]
     problems += [
         f"{name} is tied in the model, and its names {', '.join(keys)} have different values"
         for name, keys in found.twice.items()
@@ -230,8 +232,8 @@ def _why_not(write: Write, value: object, check_finite: bool, method: str) -> st
             f"has values, and the model's codes were made by quire.quantize_model(method={method!r}) from sample data; "
             "quantize the new model by it and pass the codes, or serve a model of quire.convert"
         )
-    if check_finite and not _finite(local(value)):
-        return "has values that are NaN or infinite; check_finite=False takes them"
+    if check_finite and not _finite(local(value), target):
+        return f"has values that are NaN or infinite in {target.dtype}; check_finite=False takes them"
     return ""
 
 
@@ -248,10 +250,13 @@ def _why_not_codes(target: torch.Tensor, value: QuantizedTensor) -> str:
     return ""
 
 
-def _finite(value: torch.Tensor) -> bool:
+def _finite(value: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the values are finite once they are rounded as _write_one() does."""
     if not value.is_floating_point() or value.numel() == 0:
         return True
-    return bool(torch.isfinite(torch.stack(torch.aminmax(value.detach()))).all())
+    extremes = torch.stack(torch.aminmax(value.detach()))
+    has_master = isinstance(target, QuantizedTensor) and target.master is not None
+    return bool(torch.isfinite(extremes if has_master else extremes.to(target.dtype)).all())
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

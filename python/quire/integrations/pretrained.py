@@ -115,8 +115,6 @@ class QuireQuantizer(HfQuantizer):
         vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
         load_checkpoint(model, self.checkpoint, LoadOptions(strict=False, plain=False, rename=self.rename))
         for module in {id(module): module for module, _, _ in self.taken}.values():
-            for name in module.weight_names:
-                getattr(module, name).requires_grad_(False)
             if self.device is not None:
                 module.to(self.device)
         self.conversions = getattr(model, "_weight_conversions", None) or []

@@ -38,6 +38,8 @@ class LoadReport:
         missing: names that only the model has.
         unused: names that only the checkpoint has (scales of key-value caches are kept for saving).
         notes: choices that load() made.
+        on_meta: names of parameters and buffers that stay on the meta device, without values, since the checkpoint does
+            not have them.
     """
 
     path: str
@@ -47,6 +49,7 @@ class LoadReport:
     missing: tuple[str, ...]
     unused: tuple[str, ...]
     notes: tuple[str, ...]
+    on_meta: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         recipes: dict[str, int] = {}
@@ -56,7 +59,11 @@ class LoadReport:
         lines += [f"  {counted(count, 'weight'):>13}: {recipe}" for recipe, count in recipes.items()]
         lines += [f"  missing: {some(self.missing)}"] if self.missing else []
         lines += [f"  unused: {some(self.unused)}"] if self.unused else []
+        lines += [f"  on the meta device, without values: {some(self.on_meta)}; {_FROM_META}"] if self.on_meta else []
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+_FROM_META = "make the model on the CPU, or give these their values, before you run it"
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,9 @@ def load(
     Args:
         model: where the checkpoint has a quantized weight, a torch.nn.Linear of the model becomes a quire.Linear, and
             the experts of Hugging Face transformers become layers of quire. Layers of quire are used as they are. Each
-            such layer gets a recipe of its own. Parameters on the meta device are replaced. Other plain parameters keep
-            their memory.
+            such layer gets a recipe of its own. Its quantized weights do not require gradients, except in the place of
+            quantized weights that do. Parameters on the meta device are replaced. Other plain parameters keep their
+            memory.
         path: as for read().
         activations: "checkpoint": inputs are quantized as the checkpoint says. "none": they are not quantized. A spec,
             such as "mxfp8": all inputs are quantized to it. Gradients are computed from decoded weights
@@ -103,7 +111,7 @@ def load(
             scale.
         missing_input_scale: what happens if a static scale of inputs is missing. "raise": an error. "dynamic": the
             layer measures its inputs in each call. "max": an expert gets the largest scale of the other experts of its
-            layer.
+            layer; a layer without any scale raises an error.
         strict: raise CheckpointError if the model or the checkpoint has a name that the other does not have.
         rename: a function from a name in the checkpoint to the name in the model, for example to remove a prefix
             "language_model.".
@@ -148,7 +156,9 @@ def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: Loa
     dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
     names = tuple(target.name for target in plain)
     path = str(checkpoint.container.path)
-    return LoadReport(path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes))
+    return LoadReport(
+        path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes), _left_on_meta(model)
+    )
 
 
 # --- what is to be done, before anything is
@@ -251,8 +261,8 @@ def _largest(layer: Layer, checkpoint: Checkpoint) -> list[torch.Tensor]:
     there = [scale for scale in layer.scales if scale is not None]
     if not there:
         raise CheckpointError(
-            "no expert of the layer has a static scale of its input",
-            'pass missing_input_scale="dynamic"',
+            "nothing of the layer has a static scale of its input, of which \"max\" could take the largest",
+            'pass missing_input_scale="dynamic", or calibrate the layer',
             file=checkpoint.container.path,
             tensor=layer.path,
         )
@@ -375,6 +385,14 @@ def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOpt
             tensor=left[0],
         )
     return missing, [*unused, *sorted(biases)]
+
+
+def _left_on_meta(model: torch.nn.Module) -> tuple[str, ...]:
+    """Parameters and buffers without values. States of quire's layers, which no file has, get theirs here."""
+    for module in model.modules():
+        if isinstance(module, ProductModule):
+            module.place_states()
+    return tuple(name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta)
 
 
 def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[str]) -> Record:
@@ -521,7 +539,8 @@ def _assign(target: Target, value: torch.Tensor) -> None:
         if not old.is_meta and not isinstance(old, QuantizedTensor):
             old.copy_(value)
             return
-    is_parameter = isinstance(old, torch.nn.Parameter)
-    new = torch.nn.Parameter(value, requires_grad=old.requires_grad) if is_parameter else value
+    # Codes in the place of values do not train, as those of quire.convert; codes in the place of codes train as before.
+    trains = old.requires_grad and (isinstance(old, QuantizedTensor) or not isinstance(value, QuantizedTensor))
+    new = torch.nn.Parameter(value, requires_grad=trains) if isinstance(old, torch.nn.Parameter) else value
     for _, module, attribute in target.owners:
         setattr(module, attribute, new)

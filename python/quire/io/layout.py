@@ -267,8 +267,8 @@ def check_inputs(groups: Sequence[Group], header: Header) -> None:
         first = next(group for group in groups if missing[0].startswith(group.stem))
         raise CheckpointError(
             f"the static scale of the input is missing ({len(missing)} in all: {some(missing)})",
-            'calibrate these layers, or pass missing_input_scale="dynamic" to measure their inputs at run time, or '
-            '"max" to use the largest scale of the other experts',
+            'calibrate these layers, or pass missing_input_scale="dynamic" to measure their inputs at run time, or, '
+            'for an expert, "max" to use the largest scale of the other experts of its layer',
             file=header[first.names["data"]].file,
             tensor=missing[0],
         )

@@ -87,7 +87,9 @@ def scales_of(
     check_missing(what, missing)
     found = {matmul: _of_groups(matmul, its, amaxes) for layer, its in names.items() for matmul in matmuls(layer)}
     if absent := _fill(found, missing):
-        remedy = "" if missing == "max" else ", or with missing_input_scale='max' use the largest of the other groups"
+        remedy = ""
+        if missing != "max" and any(set(each.values()) - {None} and None in each.values() for each in found.values()):
+            remedy = ", or with missing_input_scale='max' use the largest of the other groups of its layer"
         raise ValueError(
             f"{what}: no amax was measured for {', '.join(absent)}; calibrate with batches that reach them, keep these "
             f"layers out of the recipe by filter={remedy}"

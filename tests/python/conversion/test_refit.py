@@ -264,6 +264,14 @@ WRONG = {
         ValueError,
         "small.bias: has values that are NaN or infinite",
     ),
+    "codes of another spec in several layers": (
+        lambda s: s.update(
+            {name: quire.quantize(s[name], "fp8_row") for name in ("normed.weight", "mlp.fc1_weight", "mlp.fc2_weight")}
+        ),
+        ValueError,
+        "normed.weight, mlp.fc1_weight, mlp.fc2_weight: each is quantized as fp8_row, and the model's as "
+        "mxfp8:nan:interleaved; pass values in high precision$",
+    ),
     "meta": (
         lambda s: s.update({"plain.bias": torch.ones(IN, device="meta")}),
         ValueError,
@@ -332,6 +340,37 @@ def test_wrong_arguments_are_refused():
     for name in ("model", "strict", "check_finite"):
         with pytest.raises(TypeError, match=f"refit: {name}"):
             quire.refit(**{"model": model, "weights": {}} | {name: "yes"})
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.bfloat16, -3.4e38), (torch.float16, 1e5)])
+@pytest.mark.parametrize("name", ["0.weight", "0.bias"])
+def test_values_that_the_dtype_of_the_model_does_not_have_are_refused(dtype, value, name):
+    model, state = served(made(1, pair).to(dtype), "mxfp8"), made(2, pair).state_dict()
+    before = bytes_of(model)
+    state[name].flatten()[7] = value
+    with pytest.raises(
+        ValueError, match=f"nothing was written: {name}: has values that are NaN or infinite in {dtype}"
+    ):
+        quire.refit(model, state)
+    after = bytes_of(model)
+    assert all(torch.equal(stored, after[its]) for its, stored in before.items())
+    state[name].flatten()[7] = 6e4  # which bfloat16 and float16 have
+    quire.refit(model, state)
+    assert all(
+        bool(torch.isfinite(p.dequantize() if isinstance(p, QuantizedTensor) else p).all()) for p in model.parameters()
+    )
+
+
+def test_the_error_for_a_model_of_runners_names_what_writes_their_weights():
+    class Served(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.handle = quire.runners.register(quire.runners.LinearRunner(torch.ones(16, 64)))
+
+    model = Served()
+    with pytest.raises(ValueError, match=r"the weights of runners are written by quire\.runners\.refit"):
+        quire.refit(model, {})
+    model.handle.close()
 
 
 def test_values_that_are_not_finite_are_taken_on_request():

@@ -140,7 +140,7 @@ def test_what_is_trained_is_saved_and_the_rest_stays(source, tmp_path):
 
 @pytest.mark.parametrize("activations", ["checkpoint", "none", "mxfp8"])
 def test_all_of_it_trains(activations, source):
-    model = loaded(source, activations=activations, single=True)
+    model = loaded(source, activations=activations, single=True).requires_grad_(True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if not isinstance(p, quire.QuantizedTensor)], lr=0.05)
     losses = []
     for _ in range(8):
@@ -265,6 +265,53 @@ def test_names_that_differ_are_reported_if_that_is_accepted(tmp_path):
     assert report.missing == ("extra.weight", "extra.bias") and "missing: extra.weight" in str(report)
 
 
+class WithTables(Model):
+    """With buffers that no file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.register_buffer("inv_freq", torch.ones(4), persistent=False)
+        self.register_buffer("table", torch.ones(4))
+
+
+def test_what_stays_on_the_meta_device_is_reported(source):
+    with torch.device("meta"):
+        model = WithTables()
+    report = io.load(model, source, strict=False)
+    assert report.on_meta == ("table", "model.inv_freq") and report.missing == ("table",)
+    assert "without values: table, model.inv_freq; make the model on the CPU" in str(report)
+    model = WithTables()
+    report = io.load(model, source, strict=False)
+    assert (
+        report.on_meta == ()
+        and "without values" not in str(report)
+        and torch.equal(model.model.inv_freq, torch.ones(4))
+    )
+
+
+def test_states_of_layers_without_codes_leave_the_meta_device(tmp_path):
+    tensors, _ = checkpoint_models.modelopt_nvfp4("0", 32, 64, scales=checkpoint_models.plain_scales(32, 4))
+    tensors["1.weight"] = torch.ones(8, 32)
+    source = Files(tensors, modelopt_config("NVFP4", exclude_modules=["1"])).write(tmp_path)
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False), quire.Linear(32, 8, bias=False))
+    assert io.load(model, source, activations="mxfp8").on_meta == ()
+    assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+
+
+def test_loaded_codes_do_not_require_gradients(source):
+    model = loaded(source, activations="mxfp8", single=True)
+    weights = dict(model.named_parameters())
+    codes = {name for name, weight in weights.items() if isinstance(weight, quire.QuantizedTensor)}
+    assert len(codes) == 2 * (4 + 2)
+    assert {name for name, weight in weights.items() if not weight.requires_grad} == codes
+    trained = model.model.layers[0].self_attn.o_proj.weight.requires_grad_(True)
+    io.load(model, source, activations="mxfp8")  # codes in the place of codes
+    weights = dict(model.named_parameters())
+    assert {name for name in codes if weights[name].requires_grad} == {"model.layers.0.self_attn.o_proj.weight"}
+    assert weights["model.layers.0.self_attn.o_proj.weight"] is not trained
+
+
 def test_layers_are_joined_only_when_asked(source):
     with pytest.raises(io.CheckpointError, match="qkv_proj"):
         io.load(Model(fused=True), source, activations="mxfp8")
@@ -349,6 +396,17 @@ def test_experts_without_a_scale_of_inputs_need_a_decision(way, tmp_path):
     assert caught.value.tensor == name
     report = io.load(Model(), source, activations="mxfp8", missing_input_scale=way)
     assert any("mlp.fc2" in note for note in report.notes) == (way == "max")
+
+
+def test_the_largest_scale_needs_another_one(tmp_path):
+    tensors, _ = checkpoint_models.modelopt_nvfp4("0", 32, 64, scales=checkpoint_models.plain_scales(32, 4))
+    del tensors["0.input_scale"]
+    source = Files(tensors, modelopt_config("NVFP4")).write(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
+    with pytest.raises(io.CheckpointError, match='for an expert, "max" to use the largest scale of the other experts'):
+        io.load(model, source)
+    with pytest.raises(io.CheckpointError, match="nothing of the layer has a static scale of its input"):
+        io.load(model, source, missing_input_scale="max")
 
 
 def test_a_state_dict_carries_weights_into_another_model(source, tmp_path):
