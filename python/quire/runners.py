@@ -30,8 +30,9 @@ from quire.tensor import QuantizedTensor, QuantSpec
 Weights = torch.Tensor | Sequence[torch.Tensor]
 #: A static scale of activations, or one for each expert.
 Scale = float | torch.Tensor
-#: Seconds after which a handle that ends was meant to live.
-_AT_ONCE = 0.05
+#: Seconds after which a handle that ends was meant to live. Calls from graphs and C++ do not tell Python that the runner
+#: was used.
+_SHORT_LIFE = 0.05
 _ABSENT = torch.empty(0, dtype=torch.float32, device=HOST)
 
 
@@ -46,10 +47,11 @@ class LinearRunner:
         bias: [N] or None.
         input_scale: a static scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
             larger values saturate, and tokens do not depend on each other. The spec x need not have the option `given`.
-        x: the spec of activations. Under "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a
-            token's result does not depend on the others. (With AMX the order of its sums changes at 32 tokens, except
-            within quire.batch_invariant: numerics.md 7.4, 7.8.) With "none" x is not quantized, and PyTorch multiplies
-            it with the decoded weight.
+        x: the spec of activations. None: the family of a QuantizedTensor's spec, such as "mxfp8" for codes of
+            "mxfp8:nan:interleaved", and "nvfp4" for a plain weight; a layer's own is layer.recipe.input_spec. Under
+            "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a token's result does not depend on
+            the others. (With AMX the order of its sums changes at 32 tokens, except within quire.batch_invariant:
+            numerics.md 7.4, 7.8.) With "none" x is not quantized, and PyTorch multiplies it with the decoded weight.
         w: the spec of the weight; None: "nvfp4", or the spec of the QuantizedTensor, from which w must not differ.
     """
 
@@ -57,12 +59,13 @@ class LinearRunner:
     bias: torch.Tensor | None = None
     _: KW_ONLY
     input_scale: Scale | None = None
-    x: str | QuantSpec = "nvfp4"
+    x: str | QuantSpec | None = None
     w: str | QuantSpec | None = None
 
     def _register(self, name: str) -> int:
         stack = _stack("LinearRunner: weight", [self.weight], self.w, bias=self.bias, input_scale=self.input_scale)
-        return torch.ops.quire.runner_register_linear(name, _text(self.x), *_joined("LinearRunner", stack))
+        x = _of_inputs(self.x, stack)
+        return torch.ops.quire.runner_register_linear(name, x, *_joined("LinearRunner", stack))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +107,7 @@ class MoERunner:
     shared_w2_bias: torch.Tensor | None = None
     shared_w13_input_scale: Scale | None = None
     shared_w2_input_scale: Scale | None = None
-    x: str | QuantSpec = "nvfp4"
+    x: str | QuantSpec | None = None
     w: str | QuantSpec | None = None
     activation: str = "swiglu"
     weight_on_input: bool = False
@@ -118,7 +121,11 @@ class MoERunner:
         elif unused := [part for part in _SHARED_OPTIONS if getattr(self, part) is not None]:
             raise ValueError(f"MoERunner: {unused[0]} belongs to a shared expert; pass shared_w13 and shared_w2 too")
         return torch.ops.quire.runner_register_moe(
-            name, _text(self.x), *_joined("MoERunner", *stacks), self.activation, self.weight_on_input
+            name,
+            _of_inputs(self.x, stacks[0]),
+            *_joined("MoERunner", *stacks),
+            self.activation,
+            self.weight_on_input,
         )
 
     def _part(self, name: str, weights: Weights) -> _Stack:
@@ -434,6 +441,14 @@ class _Stack:
     spec: str
     bias: torch.Tensor
     input_scale: torch.Tensor
+    quantized: bool = False
+
+
+def _of_inputs(x: str | QuantSpec | None, weights: _Stack) -> str:
+    """The text of the spec of activations."""
+    if x is None:
+        return QuantSpec(weights.spec).family if weights.quantized else "nvfp4"
+    return _text(x)
 
 
 def _joined(what: str, *stacks: _Stack) -> tuple[str, list, list, list, list]:
@@ -471,7 +486,7 @@ def _stack(
         if weights.dim() != 3:
             raise ValueError(f"{what} must be a matrix for each expert, got the shape {list(weights.shape[1:])}")
         return _Stack([weights.detach()], list(weights.shape), _text(w or "nvfp4"), *options)
-    return _Stack(*_quantized(what, weights, w), *options)
+    return _Stack(*_quantized(what, weights, w), *options, quantized=True)
 
 
 def _scales(what: str, scale: Scale | None) -> torch.Tensor:
@@ -548,9 +563,10 @@ def _unregister(handle: int, life: _Life) -> None:
     _forget_dropped_functions()
     # Whoever closes a handle still has it. So has a process that ends: its finalizers run before anything is freed.
     dropped = life.handle() is None and not sys.is_finalizing()
-    if dropped and time.monotonic() - life.began < _AT_ONCE:
+    if dropped and time.monotonic() - life.began < _SHORT_LIFE:
         warnings.warn(
-            f"runners.register: the handle of runner {life.name!r} was dropped at once, and so the runner is not "
-            "registered any more; keep the handle as long as the runner is used, or close() it",
+            f"runners.register: the handle of runner {life.name!r} was dropped within {1000 * _SHORT_LIFE:.0f} ms, and so "
+            "the runner is not registered any more; keep the handle as long as the runner is used. If it was meant to "
+            "live this short, close() it",
             stacklevel=4,
         )

@@ -261,7 +261,7 @@ def _largest(layer: Layer, checkpoint: Checkpoint) -> list[torch.Tensor]:
     there = [scale for scale in layer.scales if scale is not None]
     if not there:
         raise CheckpointError(
-            "nothing of the layer has a static scale of its input, of which \"max\" could take the largest",
+            'nothing of the layer has a static scale of its input, of which "max" could take the largest',
             'pass missing_input_scale="dynamic", or calibrate the layer',
             file=checkpoint.container.path,
             tensor=layer.path,

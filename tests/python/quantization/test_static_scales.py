@@ -298,7 +298,11 @@ def test_a_blocks_gptq_uses_the_static_scales(model, batches):
         (lambda m, r: r.apply(convert(m, FP8), missing_input_scale="dynamic"), ValueError, "one of raise, max"),
         (lambda m, r: r.apply("model"), TypeError, "model must be"),
         (lambda m, r: r.apply(convert(m, FP8).to("meta")), ValueError, "on the meta device"),
-        (lambda m, r: r.apply(nn.Sequential(convert(m, FP8))), ValueError, "no amax was measured for 0.q, 0.k.*by filter=$"),
+        (
+            lambda m, r: r.apply(nn.Sequential(convert(m, FP8))),
+            ValueError,
+            "no amax was measured for 0.q, 0.k.*by filter=$",
+        ),
         (lambda m, r: quire.quantize_model(m, "mxfp8", [torch.ones(2, 64)]), ValueError, "reads no batches"),
         (
             lambda m, r: quire.quantize_model(m, FP8, [torch.ones(2, 64)], missing_input_scale=1),

@@ -33,6 +33,22 @@ def test_a_linear_runner_takes_weights_of_any_dtype_and_spec(dtype, w):
         assert torch.equal(quire.nvfp4_linear(x, runner, N), expected)
 
 
+@pytest.mark.parametrize("w", ["nvfp4:16x16", "mxfp8:interleaved", "mxfp4", "fp8_row", "fp8_block:128x128"])
+def test_inputs_of_quantized_weights_have_their_family_by_default(w):
+    x, family = rand(5, H), w.split(":")[0]
+    weight = quire.quantize(rand(N, H, seed=1), w, columnwise=False)
+    with runners.register(runners.LinearRunner(weight)) as runner:
+        assert torch.equal(quire.nvfp4_linear(x, runner, N), linear_bits(x, rand(N, H, seed=1), None, family, w))
+    experts = [
+        [quire.quantize(one, w, columnwise=False) for one in rand(E, *shape)] for shape in ((INNER, H), (H, INNER))
+    ]
+    weights, ids = choices()
+    with runners.register(runners.MoERunner(*experts, activation="relu")) as default:
+        given = runners.register(runners.MoERunner(*experts, activation="relu", x=family))
+        each = [quire.nvfp4_moe(rand(7, H), weights, ids, runner, H) for runner in (default, given)]
+    assert torch.equal(*each)
+
+
 def test_values_are_copied_when_a_runner_is_registered():
     x, weight, bias = rand(5, H), rand(N, H, seed=1), rand(N, seed=2)
     quantized = quire.quantize(weight, "nvfp4")
@@ -179,7 +195,7 @@ def test_a_handle_owns_its_runner():
     assert repr(runner).endswith(", closed)")
     runner.close()  # a second time does nothing
 
-    with pytest.warns(UserWarning, match="the handle of runner '.*' was dropped at once.*keep the handle") as told:
+    with pytest.warns(UserWarning, match="the handle of runner '.*' was dropped within 50 ms.*keep the handle") as told:
         dropped = runners.register(runners.LinearRunner(rand(N, H))).handle
     assert told[0].filename == __file__
     gc.collect()
