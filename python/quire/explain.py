@@ -114,10 +114,7 @@ class Explanation:
         return tuple(step for step in self.steps if step.operation == "quantize")
 
     def __str__(self) -> str:
-        recipe = (
-            self.recipe
-            or "none is active in this thread (quire.autocast): layers run under their own, else in high precision"
-        )
+        recipe = self.recipe or "that of each layer, else high precision (no quire.autocast is active)"
         head = f"recipe: {recipe}\ninstruction set: {self.isa}"
         lines = self._every_step() if self.verbose else self._joined()
         return "\n".join([head, *lines, *self._summary(), *(f"note: {note}" for note in self.notes)])

@@ -213,7 +213,9 @@ def dialects(row: str) -> str:
 TEXT = """# What works
 
 This page says which recipe works with which feature. It is made from the tables of the tests: `yes` means that a test
-runs the pair. *Not tested* means that no test runs the pair and nothing is known to refuse it.
+runs the pair. *Not tested* means that no test runs the pair and nothing is known to refuse it. The columns *train*,
+*tensor parallel*, *FSDP* and *experts* are about layers in training. *Export* and *AOTInductor* are about converted
+models, and about layers that quantize their weights in each call. *LoRA* is about a converted model.
 `PYTHONPATH=tests:tools python tests/docs/what_works.py` writes the page, and a test compares it.
 
 ## Recipes and features
@@ -244,7 +246,7 @@ way, and each layer and option, is run with these recipes: {recipes}.
 |---|---|---|
 | x86-64 with AVX2, AVX-512 or AMX | run, with the same bytes | [Which recipe](which-recipe.md#measured-speed) |
 | other x86-64, and 64-bit ARM | run; ARM is tested under emulation | never timed |
-| NVIDIA H100 | run | [Benchmarks on a GPU](benchmarks-cuda.md) |
+| NVIDIA H100 | run, except what [Install](install.md#nvidia-gpus) lists | [Benchmarks on a GPU](benchmarks-cuda.md) |
 | other NVIDIA GPUs | not tested | |
 
 A wheel is for Linux, and has operators for one or several minor versions of PyTorch ([Install](install.md)).

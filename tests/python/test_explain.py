@@ -158,7 +158,9 @@ def test_without_a_recipe_pytorch_computes(make_layer, make_x):
     explanation = quire.explain(make_layer(96, 64), make_x(16, 96))
     assert explanation.recipe is None and explanation.quantizations == ()
     assert [(step.operation, step.kernel) for step in explanation.products] == [("torch", None)] * 3
-    assert "none is active in this thread" in str(explanation) and "aten.addmm" in str(explanation)
+    assert "recipe: that of each layer, else high precision (no quire.autocast is active)\n" in str(
+        explanation
+    ) and "aten.addmm" in str(explanation)
 
 
 def test_functions_are_explained_too(make_layer, make_x):

@@ -70,13 +70,14 @@ class Recommendation:
         plain = self.estimates[0]
         steps = "a forward and a backward pass" if self.goal == "training" else "a forward pass"
         lines = [f"{steps} of the linear layers with {counted(self.tokens, 'row')} on this machine, and their weights:"]
+        width = max(15, *(len(it.name) for it in self.estimates))
         for it in self.estimates:
             ratio = f"{plain.seconds / it.seconds:.2f} times as fast"
             layers = "" if it is plain else f"  {it.converted} of {counted(self.layers, 'layer')} converted"
             if it is not plain and it.converted < self.layers:
                 layers += f"; with all, {plain.seconds / it.seconds_of_all:.2f} times"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"
-            lines.append(f"  {it.name:<15} {sizes}")
+            lines.append(f"  {it.name:<{width}} {sizes}")
         lines += self._on_accuracy()
         why_not = "has smaller weights" if self.goal == "memory" else "is more than 5 % faster"
         return "\n".join([*lines, f"for {self.goal}: {self.recipe or f'high precision, since no recipe {why_not}'}"])
@@ -182,8 +183,8 @@ def _own(recipes: Sequence[Recipe | str]) -> dict[str, Recipe]:
             )
         if recipe.static_input:
             raise ValueError(
-                f"recommend: recipes must not have {given!r}, whose static scale of x comes from quire.calibrate; time "
-                "the recipe without the option 'given', which takes about as long"
+                f"recommend: recipes must not have {given!r}, whose static scale of x comes from quire.calibrate; pass "
+                "the recipe without the option 'given', and time the calibrated model yourself"
             )
         if recipe.linear_spec() in named:
             continue

@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     one = command("convert", _convert, "write a checkpoint as another dialect, exactly or not at all")
     one.add_argument("src")
     one.add_argument("dst")
-    one.add_argument("--to", required=True, choices=[dialect.name for dialect in DIALECTS])
+    one.add_argument("--to", required=True, choices=[one.name for one in DIALECTS if not one.read_only])
     one.add_argument("--filter", action="append", metavar="GLOB", help="write only these entries; can be repeated")
     one.add_argument("--allow-ulp", action="store_true", help="accept scales that do not convert back exactly")
     one.add_argument("--requantize", metavar="SPEC", help="quantize the decoded values again")

@@ -24,6 +24,8 @@ from quire.io.reading import Checkpoint, opened, read
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.own_context import running
 
+#: Values that differ by more units in the last place are others, not the same with other roundings.
+_MOST_ULP = 4096
 #: The rows of a table of layers.
 _SHOWN = 10
 #: After so many broken rules of headers no further ones are looked for.
@@ -51,7 +53,8 @@ class Inspection:
         path: as it was given.
         dialect: its name; None if no layer is quantized.
         layers: the quantized layers.
-        plain: name -> dtype and shape as text, for tensors that are not quantized.
+        plain: name -> dtype and shape as text, for tensors that are not quantized, and for those of layers that break a
+            rule.
         caches: the names of scales of key-value caches.
         files: the number of files.
         nbytes: the size of the files.
@@ -126,7 +129,12 @@ def _inspected(path: str | Path, container: FileContainer) -> tuple[Inspection, 
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]
     used = consumed(groups)
     caches = tuple(name for name in header if OF_CACHES.search(name) and name not in used)
-    plain = {name: str(entry) for name, entry in header.items() if name not in used and name not in caches}
+    faulty = set() if sound is None else header.keys() - sound.header.keys()
+    plain = {
+        name: f"{entry}{' of a layer that breaks a rule' * (name in faulty)}"
+        for name, entry in header.items()
+        if name not in used and name not in caches
+    }
     layers = tuple(_stored(group, header) for group in groups)
     files = {entry.file for entry in header.values()}
     total = sum(entry.nbytes for entry in header.values())
@@ -380,7 +388,8 @@ class Run:
 
     def __str__(self) -> str:
         worst = sorted(self.layers, key=lambda layer: (layer.finite, -layer.error))[:_SHOWN]
-        rows = [("layer", "recipe", "error"), *((w.name, w.recipe, f"{w.error:.2%}") for w in worst)]
+        errors = [f"{w.error:.2%}" if w.finite else "not finite" for w in worst]
+        rows = [("layer", "recipe", "error"), *((w.name, w.recipe, e) for w, e in zip(worst, errors, strict=True))]
         wrong = sum(not layer.finite for layer in self.layers)
         head = f"{self.path}: {counted(len(self.layers), 'layer')} ran, {wrong} with results that are not finite"
         return "\n".join([head, *_shown(len(self.layers), "the largest error"), *table(rows)])
@@ -473,7 +482,7 @@ def diff(a: str | Path, b: str | Path) -> Difference:
     """Compares two checkpoints, of the same dialect or of two dialects, one entry after another.
 
     If the bytes of a layer differ, its decoded values are compared in float32, and the result gives the largest
-    difference in units in the last place.
+    difference in units in the last place, if it is at most 4096.
 
     Args:
         a: the path of the first checkpoint, as for read().
@@ -549,13 +558,17 @@ def _distance(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
     if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
         return f"{what}, other values"
     x, y = a.float(), b.float()
-    both_nan = x.isnan() & y.isnan()
-    if bool(((x == y) | both_nan).all()):
+    unlike = (x != y) & ~(x.isnan() & y.isnan())
+    count, of = int(unlike.sum()), counted(x.numel(), "value")
+    if count == 0:
         return ""
-    ulp = int((ordered(x) - ordered(y)).abs()[~both_nan].max())
-    count = int(((x != y) & ~both_nan).sum())
-    of = counted(x.numel(), "value")
-    return f"{what}: {count} of {of} {'differs' if count == 1 else 'differ'}, at most {ulp} ulp of float32"
+    nan = unlike & (x.isnan() | y.isnan())
+    numbers = unlike & ~nan
+    ulp = int((ordered(x) - ordered(y)).abs()[numbers].max()) if bool(numbers.any()) else 0
+    how = [f"{int(nan.sum())} in NaN"] if bool(nan.any()) else []
+    if ulp:
+        how.append(f"at most {ulp} ulp of float32" if ulp <= _MOST_ULP else "other values")
+    return f"{what}: {count} of {of} {'differs' if count == 1 else 'differ'}, {', '.join(how)}"
 
 
 def ordered(values: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ Tensors = Mapping[str, StoredWeight | torch.Tensor]
 class SaveReport:
     """What was written.
 
-    str() has the notes first, and one line for the losses of tensors whose names differ only in numbers.
+    str() has the notes first, and one line for all losses with one reason.
 
     Attributes:
         files: their names.
@@ -61,12 +61,13 @@ class SaveReport:
             f"{counted(self.layers, 'quantized layer')}, {counted(self.tensors, 'tensor')}, "
             f"{counted(self.nbytes, 'byte')} in {counted(len(self.files), 'file')}"
         ]
-        losses: dict[tuple[str, str], list[str]] = {}
+        losses: dict[str, list[str]] = {}
         for loss in self.losses:
-            losses.setdefault((re.sub(r"\b\d+\b", "*", loss.tensor), loss.what), []).append(loss.tensor)
-        for (_, what), names in losses.items():
-            last = f" ... {names[-1]}, {len(names)} tensors" if len(names) > 1 else ""
-            lines.append(f"{names[0]}{last}: {what}")
+            losses.setdefault(loss.what, []).append(loss.tensor)
+        for what, names in losses.items():
+            patterns = [*dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names)]
+            several = some(patterns) if len(patterns) > 1 else f"{names[0]} ... {names[-1]}"
+            lines.append(f"{names[0] if len(names) == 1 else f'{several}, {len(names)} tensors'}: {what}")
         return "\n".join([lines[0], *self.notes, *lines[1:]])
 
 

@@ -317,6 +317,8 @@ def test_recipes_of_ones_own_are_timed_beside_the_others(clock):
     found = quire.recommend(model, recipes=own)
     assert found.recipe == "x=none,w=nvfp4" and len(found.estimates) == 8
     assert "no figure for x=none,w=nvfp4, x=mxfp8,w=nvfp4,dy=mxfp8, mxfp4, fp8_block" in str(found)
+    columns = {line.index(" times as fast") for line in str(found).splitlines() if " times as fast" in line}
+    assert len(columns) == 1  # whatever the length of a name
     clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.49)
     assert quire.recommend(model, recipes=own[:1]).recipe == own[0]  # as quick as nvfp4, with better inputs
     recipe = quire.recipe.NVFP4BlockScaling(disable_2d_quantization=True)

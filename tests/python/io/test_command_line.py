@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 import quire
 from python.io.checkpoint_files import Files, modelopt_config, modelopt_nvfp4, plain_scales, raw
 from python.io.checkpoint_kinds import KINDS
+from quire import io
+from quire.io import inspection
 from quire.io.__main__ import main
 
 
@@ -99,7 +101,12 @@ def test_all_faults_of_a_file_are_listed_with_what_was_not_checked(tmp_path, cap
     found = json.loads(capsys.readouterr().out)
     assert {name.rpartition(".")[0] for name in found["left_out"]} == {stems[1], stems[4]}
     assert main(["inspect", str(broken)]) == 1
-    assert capsys.readouterr().out.count("problem: ") == 3
+    out = capsys.readouterr().out
+    assert out.count("problem: ") == 3
+    faulty = [line for line in out.splitlines() if "of a layer that breaks a rule" in line]
+    assert len(faulty) == 5
+    rows = [line for line in out.splitlines() if line.startswith("model.layers.*.mlp.down_proj.weight ")]
+    assert len(rows) == 3 and sum("nvfp4" in row for row in rows) == 2  # with a static scale of inputs, and without
 
 
 def test_other_layers_of_the_dialect_quire_are_checked_too(tmp_path):
@@ -133,6 +140,24 @@ def test_one_thing_is_not_said_in_the_plural(tmp_path, capsys):
     assert "1 layer checked, 1 problem\n" in said[1] and "1 scale is NaN" in said[1] and "1 layer ran" in said[2]
 
 
+def test_what_is_not_finite_or_far_away_is_not_measured(tmp_path):
+    def stored(name, values):
+        io.write(tmp_path / name, {"w": torch.tensor(values), "other": torch.ones(1)}, dialect=None)
+        return tmp_path / name
+
+    one = stored("one", [1.0, 2.0, float("nan"), 4.0])
+    near = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
+    for name, values, how in (
+        ("next", [near, 2.0, float("nan"), 4.0], "1 of 4 values differs, at most 1 ulp of float32"),
+        ("far", [-1.0, 2.0, float("nan"), 4.0], "1 of 4 values differs, other values"),
+        ("nan", [1.0, 2.0, 3.0, float("nan")], "2 of 4 values differ, 2 in NaN"),
+        ("both", [near, 2.0, 3.0, 4.0], "2 of 4 values differ, 1 in NaN, at most 1 ulp of float32"),
+    ):
+        assert io.diff(one, stored(name, values)).different == {"w": f"torch.float32 and torch.float32: {how}"}
+    run = inspection.Run("a", (inspection.LayerRun("w", "x", float("nan"), False),))
+    assert "not finite" in str(run) and "nan" not in str(run)
+
+
 @pytest.mark.parametrize("program", ["quire.io", "quire.info"])
 def test_a_reader_that_ends_early_ends_the_program_quietly(program, source):
     command = [sys.executable, "-m", program, *(["inspect", str(source)] if program == "quire.io" else [])]
@@ -154,7 +179,13 @@ def test_converting_there_and_back(source, tmp_path, capsys):
 
 
 def test_wrong_arguments_give_code_2():
-    for arguments in ([], ["inspect"], ["convert", "a", "b", "--to", "nothing"], ["unknown"]):
+    for arguments in (
+        [],
+        ["inspect"],
+        ["convert", "a", "b", "--to", "nothing"],
+        ["convert", "a", "b", "--to", "te"],
+        ["unknown"],
+    ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2

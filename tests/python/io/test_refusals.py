@@ -400,6 +400,10 @@ def test_a_recipe_that_a_save_changes_is_named_first_and_losses_alike_share_a_li
     )
     assert len(report.losses) == 12 and len(others) == 1
     assert others[0].startswith("0.weight ... 11.weight, 12 tensors: the global scale")
+    named = torch.nn.ModuleDict({"q": torch.nn.Linear(64, 64), "k": torch.nn.Linear(64, 64)})
+    quire.convert(named, "nvfp4", for_inference=True, tokens=None, min_features=1)
+    *_, last = str(io.save(named, tmp_path / "b", dialect="modelopt", exact=False)).splitlines()
+    assert last.startswith("q.weight, k.weight, 2 tensors: the global scale")
 
 
 @pytest.mark.cpu_only
