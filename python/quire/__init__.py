@@ -5,6 +5,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from quire.loading import library, transforms
+from quire.loading.when_imported import when_imported
 
 library.load()
 transforms.register()
@@ -118,6 +119,9 @@ __all__ = [
     "unpack_weights",
 ]
 
+when_imported(
+    "peft.tuners.lora.layer", lambda layers: importlib.import_module("quire.integrations.adapters").guard(layers)
+)
 OPENERS.append(lambda model, path: importlib.import_module("quire.io.refitting").fitted(model, path))
 
 #: Modules that are public beside these names.

@@ -198,6 +198,16 @@ class batch_invariant:
         return context_decorator(lambda: batch_invariant(enabled), function)  # for each step of a generator too
 
 
+def check_flags(what: str, option: str, **flags: object) -> None:
+    """Raises TypeError unless the flags of an autocast are bools. option: its keyword for a recipe."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{what}: {name} must be a bool, got {value!r}; a recipe is passed as {option}=, and a decorator is "
+                f"written with parentheses: @quire.{what}()"
+            )
+
+
 class autocast:
     """Within this context quire's layers quantize their matmuls under the recipe. This also holds for layers that have
     their own recipe (recipe=, quire.convert). Of nested contexts the innermost one decides. autocast is a context
@@ -248,12 +258,7 @@ class autocast:
     ) -> None:
         if unknown:
             check_options("autocast", ("enabled", "calibrating", "recipe", "amax_reduction_group"), unknown)
-        for name, value in (("enabled", enabled), ("calibrating", calibrating)):
-            if not isinstance(value, bool):
-                raise TypeError(
-                    f"autocast: {name} must be a bool, got {value!r}; a recipe is passed as recipe=, and a decorator "
-                    "is written with parentheses: @quire.autocast()"
-                )
+        check_flags("autocast", "recipe", enabled=enabled, calibrating=calibrating)
         if amax_reduction_group is not None and not hasattr(amax_reduction_group, "group_name"):
             raise TypeError(
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "

@@ -226,6 +226,12 @@ class Counts:
         return _PRODUCTS.get((self.role, self.direction), "")
 
 
+def _share(count: int, elements: int) -> str:
+    """As a percentage. A count above 0 never looks like 0."""
+    text = f"{count / max(elements, 1):.3%}"
+    return "<0.001%" if count > 0 and float(text[:-1]) == 0 else text
+
+
 class Statistics(list[Counts]):
     """A list of Counts: one for each combination of role, spec and direction. str() gives a table, in which the counts
     are shares of the elements.
@@ -236,7 +242,7 @@ class Statistics(list[Counts]):
         rows = [head] + [
             (
                 *(row.role or "-", row.product or "-", row.direction, row.spec, str(row.tensors), str(row.elements)),
-                *(f"{n / max(row.elements, 1):.3%}" for n in (row.saturated, row.underflowed, row.nonfinite)),
+                *(_share(n, row.elements) for n in (row.saturated, row.underflowed, row.nonfinite)),
             )
             for row in self
         ]

@@ -193,6 +193,36 @@ CASES = {
         TypeError,
         "quire.LayerNormLinear: bias must be a bool, got 'half'",
     ),
+    "a recipe in the place of a bias": (
+        lambda: quire.Linear(4, 4, "mxfp8"),
+        TypeError,
+        "quire.Linear: bias must be a bool, got 'mxfp8'; a recipe is passed as recipe=",
+    ),
+    "experts with a recipe as a bias": (
+        lambda: quire.GroupedLinear(2, 4, 4, bias="mxfp8"),
+        TypeError,
+        "quire.GroupedLinear: bias must be a bool, got 'mxfp8'; a recipe is passed as recipe=",
+    ),
+    "a mixture with a recipe as a bias": (
+        lambda: quire.MoE(4, 4, 4, bias="mxfp8"),
+        TypeError,
+        "quire.MoE: bias must be a bool, got 'mxfp8'; a recipe is passed as recipe=",
+    ),
+    "a device and a dtype in torch's order": (
+        lambda: quire.Linear(4, 4, True, "cpu", torch.bfloat16),
+        TypeError,
+        "quire.Linear: params_dtype must be a torch.dtype or None, got 'cpu'; params_dtype comes before device",
+    ),
+    "a dtype for a device": (
+        lambda: quire.LayerNormMLP(4, 4, device=torch.bfloat16),
+        TypeError,
+        "quire.LayerNormMLP: device must be a device or None, got torch.bfloat16",
+    ),
+    "a norm with a device for a dtype": (
+        lambda: quire.RMSNorm(4, params_dtype="cpu"),
+        TypeError,
+        "quire.RMSNorm: params_dtype must be a torch.dtype or None, got 'cpu'",
+    ),
     "a network that may be recomputed": (
         lambda: quire.LayerNormMLP(4, 4, checkpoint="maybe"),
         TypeError,

@@ -171,6 +171,13 @@ def test_rows_name_products_and_add_up(make_layer, make_x):
     assert len(str(counted).splitlines()) == 1 + len(counted) == 13
 
 
+def test_a_single_value_does_not_look_like_none():
+    one = quire.debug.Counts("w", "mxfp8", "rowwise", 1, 512 * 512, 1, 1, 1)
+    none = quire.debug.Counts("w", "mxfp8", "rowwise", 1, 512 * 512, 0, 0, 3)
+    _, first, second = str(quire.debug.Statistics([one, none])).splitlines()
+    assert first.split()[-3:] == ["<0.001%"] * 3 and second.split()[-3:] == ["0.000%", "0.000%", "0.001%"]
+
+
 def test_compiled_code_is_counted_alike(make_layer, make_x, compiler, recipe):
     layer, x = make_layer(), make_x(16, 96)
 

@@ -48,6 +48,19 @@ from quire.recipe import Recipe, names
 from quire.tensor import DTYPES
 from quire.tensor.writes import SAME_LAYERS
 
+_FILTERED = "the filter says so"
+_DTYPES = "not float32, float16 or bfloat16"
+_TOO_SMALL, _SLOWER = "too small to gain", "slower on this machine"
+#: A part of the reason why a layer is left -> what to do, for the error if all layers are.
+_REMEDIES = (
+    (_FILTERED, "Pass another filter"),
+    (_TOO_SMALL, "Pass a smaller min_features"),
+    (_DTYPES, "Call model.float() or model.bfloat16() first"),
+    ("weight was quantized for inference", "Call quire.dequantize_weights(model) first, or convert the original model"),
+    ("weight is quantized already", "Call quire.dequantize_weights(model) first, or convert the original model"),
+    (_SLOWER, "Pass tokens=None to convert what is slower, or the recipe of quire.recommend(model, tokens)"),
+)
+
 #: Layers with fewer inputs or outputs are left alone.
 MIN_FEATURES = 256
 
@@ -272,9 +285,17 @@ def _why_each_is_left(
 ) -> dict[torch.nn.Module, str]:
     why_not = {layer: _why_not(layer, plan, min_features) for layer in found}
     for layer, its in found.items():
-        if filter is not None and not all([filter(layer, name) for name in its]):
-            why_not[layer] = "the filter says so"
+        if filter is not None and not _chooses(filter, layer, its):
+            why_not[layer] = _FILTERED
     return why_not
+
+
+def _chooses(filter: Callable, layer: torch.nn.Module, names: list[str]) -> bool:
+    try:
+        return all([filter(layer, name) for name in names])
+    except Exception as error:
+        error.add_note("in filter(module, name), the argument of quire's call")
+        raise
 
 
 def _why_not(layer: torch.nn.Module, plan: Plan, min_features: int) -> str:
@@ -301,7 +322,7 @@ def _why_not_linear(layer: torch.nn.Linear, plan: Plan) -> str:
     if why := why_not_converted(layer, ("weight",), training):
         return why
     if layer.weight.dtype not in DTYPES:
-        return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
+        return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, {_DTYPES}"
     if plan.recipe is not None and (why := why_other_codes(layer, plan.recipe, training)):
         return why
     return _why_sharded_stays(layer, plan)
@@ -310,7 +331,7 @@ def _why_not_linear(layer: torch.nn.Linear, plan: Plan) -> str:
 def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
     inputs, outputs = _sizes(layer)
     name, least = min(("in_features", inputs), ("out_features", outputs), key=lambda it: it[1])
-    return f"too small to gain, {name} < {min_features}" if least < min_features else ""
+    return f"{_TOO_SMALL}, {name} < {min_features}" if least < min_features else ""
 
 
 def _why_sharded_stays(layer: torch.nn.Linear, plan: Plan) -> str:
@@ -341,7 +362,7 @@ def _times(layers: dict[torch.nn.Module, list[str]], plan: Plan) -> dict[torch.n
 def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: Plan) -> dict[torch.nn.Module, str]:
     rows = "" if plan.tokens is None else counted(plan.tokens, "row")
     return {
-        layer: f"slower on this machine, {milliseconds(now)} with {rows}, {milliseconds(before)} as it is"
+        layer: f"{_SLOWER}, {milliseconds(now)} with {rows}, {milliseconds(before)} as it is"
         for layer, (before, now) in seconds.items()
         if slower(before, now)
     }
@@ -380,13 +401,10 @@ def _nothing(
     if not found:
         return f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
     looked_at = [LayerReport(tuple(its), *_sizes(layer), why_not[layer]) for layer, its in found.items()]
-    timed = plan.tokens is not None
-    untimed = (
-        ", tokens=None to convert what is slower, or the recipe of quire.recommend(model, tokens)" if timed else ""
-    )
+    remedies = dict.fromkeys(remedy for part, remedy in _REMEDIES if any(part in why for why in why_not.values()))
     return (
-        f"convert: nothing to convert: none of the {len(found)} torch.nn.Linear of {name} qualifies. "
-        f"Pass another filter or min_features{untimed}\n" + "\n".join(layer_lines(tuple(looked_at)))
+        f"convert: nothing to convert: none of the {counted(len(found), 'linear layer')} of {name} qualifies. "
+        f"{'; '.join(remedies) or 'The reasons follow'}\n" + "\n".join(layer_lines(tuple(looked_at)))
     )
 
 

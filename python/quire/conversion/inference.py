@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from quire.checks import check_type_or_none
+from quire.checks import describe
 from quire.conversion.reparametrized import why_not_converted
 from quire.functional import quantize
 from quire.loading.devices import reads_interleaved
@@ -22,7 +22,8 @@ GRADIENTS = ("input",)
 
 def check_gradients(what: str, gradients: str | None) -> None:
     """Raises TypeError unless gradients is None or a str, ValueError unless it is one of GRADIENTS."""
-    check_type_or_none(what, str, gradients=gradients)
+    if gradients is not None and not isinstance(gradients, str):
+        raise TypeError(f'{what}: gradients must be "input" or None, got {describe(gradients)}')
     if gradients not in (None, *GRADIENTS):
         raise ValueError(
             f"{what}: gradients must be None or 'input', got {gradients!r}; weights for inference are not trained, so "

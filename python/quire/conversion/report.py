@@ -234,7 +234,9 @@ def conversion_report(model: torch.nn.Module) -> ConversionReport:
             model = inner
     if _REPORT not in vars(model):
         raise ValueError(
-            f"conversion_report: this {type(model).__name__} was not converted; pass what quire.convert returned"
+            f"conversion_report: this {type(model).__name__} was not converted; pass what quire.convert returned. "
+            "Of a model that was built of quire's layers, or that from_pretrained has loaded, print(model) shows the "
+            "recipe of each layer"
         )
     return vars(model)[_REPORT]
 

@@ -11,13 +11,13 @@ KNOWN = "0.21.2"
 
 
 def prepare(config: Any) -> Any:
-    """Prepares a peft.LoraConfig for layers of quire, in place, and returns it.
+    """Returns a peft.LoraConfig as it is.
 
-    Adapters train without it too. With it, merging an adapter into a quantized weight raises NotImplementedError,
-    instead of rounding the sum to the weight's format; layers with plain weights merge as ever. Pass the result to
-    peft.get_peft_model or model.add_adapter.
+    It checks that merging an adapter into a quantized weight raises NotImplementedError, instead of rounding the sum to
+    the weight's format. `import quire` and `import peft` see to that, in either order, so no call of it is needed.
+    Layers with plain weights merge as ever.
 
-    Raises ImportError if peft is missing or cannot take layers of others; TypeError for another kind of configuration.
+    Raises ImportError if peft is missing or merges in another way; TypeError for another kind of configuration.
     """
     peft = needed("quire.integrations.peft.prepare", "peft", KNOWN)
     if not isinstance(config, peft.LoraConfig):
@@ -25,13 +25,12 @@ def prepare(config: Any) -> Any:
             f"quire.integrations.peft.prepare: config must be a peft.LoraConfig, got {type(config).__name__}; only "
             "adapters of this kind are known to work"
         )
-    if not hasattr(config, "_register_custom_module"):
+    from quire.integrations.adapters import is_guarded
+
+    layers = needed("quire.integrations.peft.prepare", "peft.tuners.lora.layer", KNOWN)
+    if not is_guarded(layers):
         raise ImportError(
-            f"quire.integrations.peft.prepare: peft {peft.__version__} has no LoraConfig._register_custom_module; use "
+            f"quire.integrations.peft.prepare: peft {peft.__version__} merges in a way that quire does not know; use "
             f"peft {KNOWN}, and do not merge adapters into quantized weights without it"
         )
-    from quire.integrations.adapters import AdaptedLinear
-    from quire.nn.linear import Linear
-
-    config._register_custom_module({Linear: AdaptedLinear})
     return config

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from quire.checks import describe
+from quire.loading.devices import check_device
 from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import DTYPES, QuantizedActivation
 
@@ -12,6 +13,21 @@ INSTEAD_OF_SPLITTING = "Use DistributedDataParallel, fully_shard or torch.distri
 # A graph has a guard for each step of torch._C._is_any_autocast_enabled.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _INPUTS = (torch.Tensor, QuantizedActivation)
+
+
+def check_factory(what: str, device: torch.device | str | int | None, **dtypes: object) -> None:
+    """Raises TypeError unless each dtype of parameters is one or None, and for a device that is a dtype; else as
+    check_device()."""
+    wrong = [(name, value) for name, value in dtypes.items() if not isinstance(value, torch.dtype | None)]
+    if isinstance(device, torch.dtype):
+        wrong.append(("device", device))
+    for name, value in wrong[:1]:
+        kind = "a device" if name == "device" else "a torch.dtype"
+        raise TypeError(
+            f"{what}: {name} must be {kind} or None, got {describe(value)}; params_dtype comes before device, unlike "
+            "in torch.nn; pass both by keyword"
+        )
+    check_device(what, device)
 
 
 def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:

@@ -10,12 +10,12 @@ from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
-from quire.loading.devices import check_device
 from quire.nn.call import active_call
+from quire.nn.dtype import check_factory
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, checked_recipe
+from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.nn.sharded_module import Sharding
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
@@ -102,11 +102,12 @@ class GroupedLinear(ProductModule):
         check_type("quire.GroupedLinear", int, num_gemms=num_gemms)
         if num_gemms < 1:
             raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
-        flags = {"bias": bias, "return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
+        check_bias("quire.GroupedLinear", bias)
+        flags = {"return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
         flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
         flags["save_original_input"] = save_original_input
         check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
-        check_device("quire.GroupedLinear", device)
+        check_factory("quire.GroupedLinear", device, params_dtype=params_dtype, dtype=dtype)
         recipe = checked_recipe("quire.GroupedLinear", recipe)
         check_type_or_none("quire.GroupedLinear", Parallel, parallel=parallel)
         _check_parallel(parallel, single_grouped_weight and ep_group is not None, single_grouped_bias and bias)

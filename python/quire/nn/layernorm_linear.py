@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_type, check_type_or_none, with_known_options
+from quire.checks import check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
 from quire.functional import norm
-from quire.loading.devices import check_device
 from quire.nn.call import active_call
+from quire.nn.dtype import check_factory
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, checked_recipe
+from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
@@ -130,8 +130,8 @@ class LayerNormLinear(ProductModule):
         recipe: Recipe | str | None = None,
         parallel: Parallel | None = None,
     ) -> None:
-        check_device("quire.LayerNormLinear", device)
-        check_type("quire.LayerNormLinear", bool, bias=bias)
+        check_bias("quire.LayerNormLinear", bias)
+        check_factory("quire.LayerNormLinear", device, params_dtype=params_dtype)
         recipe = checked_recipe("quire.LayerNormLinear", recipe)
         super().__init__()
         self._set_flags(

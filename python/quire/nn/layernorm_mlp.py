@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import check_type, with_known_options
+from quire.checks import with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
 from quire.functional import activation, activation_inputs, activation_text
-from quire.loading.devices import check_device
 from quire.nn.call import active_call
+from quire.nn.dtype import check_factory
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, checked_recipe
+from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.nn.recompute import checkpoint as recompute
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
@@ -104,8 +104,8 @@ class LayerNormMLP(ProductModule):
         recipe: Recipe | str | None = None,
         parallel: Parallel | None = None,
     ) -> None:
-        check_device("quire.LayerNormMLP", device)
-        check_type("quire.LayerNormMLP", bool, bias=bias)
+        check_bias("quire.LayerNormMLP", bias)
+        check_factory("quire.LayerNormMLP", device, params_dtype=params_dtype)
         recipe = checked_recipe("quire.LayerNormMLP", recipe)
         super().__init__()
         self._set_flags(

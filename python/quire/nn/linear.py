@@ -11,13 +11,12 @@ from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
 from quire.distributed.placements import is_dtensor, layout_of, sharding_of, torchs_result
 from quire.functional import grouped_linear, linear, linear_prequantized
-from quire.loading.devices import check_device
 from quire.nn.call import active_call
-from quire.nn.dtype import is_any_autocast_enabled, uses_torch_autocast
+from quire.nn.dtype import check_factory, is_any_autocast_enabled, uses_torch_autocast
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, checked_recipe
+from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
@@ -115,7 +114,8 @@ class Linear(ProductModule, torch.nn.Linear):
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
-        check_device("quire.Linear", device)
+        check_bias("quire.Linear", bias)
+        check_factory("quire.Linear", device, params_dtype=params_dtype, dtype=dtype)
         recipe = checked_recipe("quire.Linear", recipe)
         check_type_or_none("quire.Linear", Parallel, parallel=parallel)
         self.parallel = parallel  # before the parameters, which are this rank's shard

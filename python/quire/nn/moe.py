@@ -12,17 +12,17 @@ from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import activation as activate
 from quire.functional import activation_inputs, activation_text, linear
-from quire.loading.devices import check_device
 from quire.moe import limit_capacity, route, tokens_per_expert, unpermute
 from quire.nn.call import active_call
 from quire.nn.computed_weights import compute_weights
-from quire.nn.dtype import uses_torch_autocast
+from quire.nn.dtype import check_factory, uses_torch_autocast
 from quire.nn.expert_exchange import Dispatched, ExpertsOfRanks, OwnExperts
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import name_layer
 from quire.nn.linear import Linear
 from quire.nn.product import Product
+from quire.nn.product_module import check_bias
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import BATCH_INVARIANT
 
@@ -166,9 +166,10 @@ class MoE(Float32Buffers):
         tp_group: "torch.distributed.ProcessGroup | str | None" = None,
         **routing: object,
     ) -> None:
-        check_device("quire.MoE", device)
+        check_bias("quire.MoE", bias)
+        check_factory("quire.MoE", device, params_dtype=params_dtype)
         super().__init__()
-        flags = {"weight_on_input": weight_on_input, "expert_bias": expert_bias, "bias": bias}
+        flags = {"weight_on_input": weight_on_input, "expert_bias": expert_bias}
         _check(num_experts, top_k, routing, single_grouped_weight=single_grouped_weight, **flags)
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input

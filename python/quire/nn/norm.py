@@ -7,8 +7,7 @@ import torch
 from quire.checks import check_dense, with_known_options
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_placements
 from quire.functional import norm
-from quire.loading.devices import check_device
-from quire.nn.dtype import activation_dtype
+from quire.nn.dtype import activation_dtype, check_factory
 from quire.nn.layer_path import name_layer
 from quire.nn.te_extra_state import drop_extra_state
 
@@ -36,7 +35,7 @@ class _Norm(torch.nn.Module):
     ) -> None:
         super().__init__()
         what = f"quire.{self.normalization}"
-        check_device(what, device)
+        check_factory(what, device, params_dtype=params_dtype, dtype=dtype)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"

@@ -33,6 +33,12 @@ def checked_recipe(what: str, recipe: object) -> Recipe | None:
     return found
 
 
+def check_bias(what: str, bias: object) -> None:
+    """Raises TypeError unless it is a bool. It is the third argument of a Linear, where some pass a recipe."""
+    if not isinstance(bias, bool):
+        raise TypeError(f"{what}: bias must be a bool, got {describe(bias)}; a recipe is passed as recipe=")
+
+
 class ProductModule(ShardedModule, Float32Buffers):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 

@@ -45,6 +45,10 @@ _BY_NAME: dict[str, Recipe] = {
 }
 
 
+#: What other libraries call ways to quantize weights only.
+_OF_WEIGHTS = ("int4", "int8", "w4a16", "w8a16", "nf4")
+
+
 def names(delayed: bool = True) -> tuple[str, ...]:
     """The names that from_name accepts. delayed=False: without delayed scaling, which no layer can have as its own.
 
@@ -64,9 +68,8 @@ def from_name(name: str) -> Recipe:
         ValueError: for an unknown name. The error lists the names.
     """
     if name not in _BY_NAME:
-        raise ValueError(
-            f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{near(str(name), _BY_NAME)}"
-        )
+        hint = "; did you mean 'fp8_current'?" if name in ("fp8", "FP8") else near(str(name), _BY_NAME)
+        raise ValueError(f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{hint}")
     return _BY_NAME[name]
 
 
@@ -103,6 +106,8 @@ def _remedy(text: str, parts: Mapping[str, str]) -> str:
     if "dx" in parts:
         return "The format of dx is an argument of a call, fp8_grad="
     missing = [role for role in ("x", "w", "dy") if role not in parts]
+    if missing == ["x", "dy"]:
+        return f"x and dy are missing. To quantize weights only, write 'x=none,w={parts['w']}'"
     if missing == ["dy"]:
         return f"dy, the gradient of y, is missing. {fitting_dy(parts['x'], parts['w'])}"
     if missing:
@@ -139,10 +144,16 @@ def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | Non
             )
         return recipe
     if isinstance(recipe, str):
+        if recipe.lower() in _OF_WEIGHTS:
+            raise ValueError(
+                f"{what}: there is no recipe {recipe!r}; the recipes are {', '.join(_BY_NAME)}. To quantize weights "
+                "only, pass the text 'x=none,w=nvfp4'"
+            )
         try:
             return from_text(recipe) if "=" in recipe else from_name(recipe)
         except ValueError as error:
-            raise ValueError(f"{what}: {error}") from None
+            also = "" if "=" in recipe else " (or pass a text with a spec for each operand, such as 'x=none,w=nvfp4')"
+            raise ValueError(f"{what}: {error}{also}") from None
     remedy = "pass an instance, such as MXFP8BlockScaling()"
     if isinstance(recipe, type) and recipe in [type(known) for known in _BY_NAME.values()]:
         remedy = f"construct it: {recipe.__name__}()"

@@ -21,6 +21,9 @@ from quire.te.names import MODULES, find_names, import_as_transformer_engine
 from quire.te.pytorch import *  # noqa: F403
 from quire.te.tensors import add_names
 
+#: The version of TransformerEngine whose names and arguments are here. Libraries ask for it.
+__version__ = "2.20.0.dev0"
+
 add_names()
 find_names()
 

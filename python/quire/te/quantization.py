@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from quire.autocast import active_recipe, active_rule
+from quire.autocast import active_recipe, active_rule, check_flags
 from quire.autocast import autocast as own
 from quire.nn.weight import quantized_model_init
 from quire.recipe import Recipe as ImmutableRecipe
@@ -38,6 +38,10 @@ __all__ = [
     "QuantizerRole",
     "Recipe",
     "autocast",
+    "check_fp8_block_scaling_support",
+    "check_fp8_support",
+    "check_mxfp8_support",
+    "check_nvfp4_support",
     "fp8_autocast",
     "fp8_model_init",
     "get_align_size_for_quantization",
@@ -82,6 +86,7 @@ def fp8_autocast(
     _graph: bool = False,
 ) -> autocast:
     """quire.autocast under its older name, with the older names of its arguments."""
+    check_flags("te.fp8_autocast", "fp8_recipe", enabled=enabled, calibrating=calibrating)
     return autocast(enabled, calibrating, fp8_recipe, fp8_group, _graph)
 
 
@@ -136,6 +141,26 @@ def is_nvfp4_available(
 ) -> bool | tuple[bool, str]:
     """is_fp8_available() for NVFP4BlockScaling."""
     return _available("nvfp4", return_reason, device)
+
+
+def check_fp8_support() -> tuple[bool, str]:
+    """is_fp8_available(return_reason=True), under its older name."""
+    return is_fp8_available(return_reason=True)
+
+
+def check_fp8_block_scaling_support() -> tuple[bool, str]:
+    """is_fp8_block_scaling_available(return_reason=True), under its older name."""
+    return is_fp8_block_scaling_available(return_reason=True)
+
+
+def check_mxfp8_support() -> tuple[bool, str]:
+    """is_mxfp8_available(return_reason=True), under its older name."""
+    return is_mxfp8_available(return_reason=True)
+
+
+def check_nvfp4_support() -> tuple[bool, str]:
+    """is_nvfp4_available(return_reason=True), under its older name."""
+    return is_nvfp4_available(return_reason=True)
 
 
 class _WithoutState(type):

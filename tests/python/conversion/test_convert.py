@@ -206,6 +206,36 @@ def test_nothing_to_convert_is_an_error_that_says_what_was_looked_at_and_changes
         quire.convert(torch.nn.Conv2d(3, 3, 3), NVFP4)
 
 
+def test_the_remedy_follows_the_reason():
+    with pytest.raises(ValueError, match=r"qualifies\. Pass another filter\n"):
+        quire.convert(blocks(), NVFP4, lambda module, name: False)
+    with pytest.raises(ValueError, match=r"qualifies\. Pass a smaller min_features\n"):
+        quire.convert(torch.nn.Linear(8, 8), NVFP4)
+    with pytest.raises(ValueError, match=r"qualifies\. Call model\.float\(\) or model\.bfloat16\(\) first\n"):
+        quire.convert(blocks().double(), NVFP4)
+    model = quire.convert(blocks(), "mxfp8", for_inference=True, tokens=None)
+    for options in ({}, {"for_inference": True, "tokens": None}):
+        with pytest.raises(
+            ValueError, match=r"qualifies\. Call quire\.dequantize_weights\(model\) first, or convert the "
+        ):
+            quire.convert(model, NVFP4, **options)
+    quire.dequantize_weights(model)
+    quire.convert(model, NVFP4)
+
+
+def test_an_error_within_the_filter_says_how_it_is_called():
+    with pytest.raises(TypeError) as caught:
+        quire.convert(blocks(), NVFP4, lambda name, module: "up" in name)
+    assert "in filter(module, name)" in caught.value.__notes__[0]
+
+
+def test_a_model_under_another_recipe_than_its_own_weights_says_what_to_do():
+    model = quire.convert(blocks(), "mxfp8", for_inference=True, tokens=None)
+    with pytest.raises(RuntimeError, match="leave quire.autocast, or convert the original model"):
+        with quire.autocast(recipe=NVFP4):
+            model(torch.randn(2, 256))
+
+
 def test_arguments_of_a_wrong_kind_are_named_and_change_nothing():
     model = blocks()
     with pytest.raises(TypeError, match="model must be a torch.nn.Module, got list"):

@@ -121,7 +121,7 @@ def test_weights_quantized_with_sample_data_have_gradients_too(equal_bits):
     ("options", "kind", "words"),
     [
         ({"gradients": "weight"}, ValueError, "gradients must be None or 'input', got 'weight'"),
-        ({"gradients": True}, TypeError, "gradients must be a str, got True"),
+        ({"gradients": True}, TypeError, 'gradients must be "input" or None, got True'),
         ({"gradients": "input", "for_inference": False}, ValueError, "needs for_inference=True"),
     ],
 )

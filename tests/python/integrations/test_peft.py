@@ -1,6 +1,8 @@
 """Low-rank adapters of peft on layers of quire."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 
@@ -99,6 +101,30 @@ def test_merging_into_a_quantized_weight_is_refused_and_changes_nothing(loaded):
         quire.dequantize_weights(model)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, before)
+
+
+def test_nothing_has_to_be_prepared_for_a_merge_to_be_refused(loaded, tmp_path):
+    """Also of an adapter that is loaded, where other layers have plain weights, which stay as they are."""
+    config = peft.LoraConfig(**LORA | {"target_modules": ["lm_head", "q_proj"]}, init_lora_weights=False)
+    peft.get_peft_model(loaded, config).save_pretrained(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    head, layer = model.base_model.model.lm_head, model.base_model.model.model.layers[1].self_attn.q_proj
+    before = head.base_layer.weight.detach().clone()
+    assert not isinstance(head.base_layer.weight, quire.QuantizedTensor)
+    for merge in (model.merge_adapter, model.merge_and_unload, layer.merge):
+        with pytest.raises(NotImplementedError, match="quantized as mxfp8"):
+            merge()
+    assert torch.equal(head.base_layer.weight, before) and not head.merged
+    head.merge()
+    assert not torch.equal(head.base_layer.weight, before)
+    assert model.unload() is base
+
+
+@pytest.mark.parametrize("order", ["quire, peft", "peft, quire"])
+def test_merging_is_guarded_in_whatever_order_packages_are_imported(order):
+    code = f"import {order}\nassert peft.tuners.lora.layer.Linear.merge._of_quire"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def on_quantized_weights(recipe, **options):

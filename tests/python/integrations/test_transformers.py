@@ -99,6 +99,13 @@ def test_scales_stay_float32_whatever_the_dtype_of_the_model(tmp_path, dtype):
     assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
 
 
+def test_a_plain_checkpoint_is_not_quantized_while_it_is_loaded(tmp_path):
+    register()
+    tiny.model_of("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"without quantization_config, then call quire\.convert\(model, recipe"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config={"quant_method": "quire", "recipe": "mxfp8"})
+
+
 @pytest.mark.parametrize("algorithm", ["MXFP8", "NVFP4"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 @torch.no_grad()

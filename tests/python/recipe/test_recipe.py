@@ -246,6 +246,20 @@ def test_from_name_lists_the_names_and_the_nearest():
         recipes.from_name(7)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("fp8", "'fp8_current'"),
+        ("int8", "'x=none,w=nvfp4'"),
+        ("W4A16", "'x=none,w=nvfp4'"),
+        ("best", "a spec for each"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_what_is_near(name, instead):
+    with pytest.raises(ValueError, match=f"test: there is no recipe '{name}'; the recipes are .*{instead}"):
+        recipes.as_recipe("test", name)
+
+
 def test_the_default_recipe_is_mxfp8_on_the_cpu():
     assert recipes.default() == recipes.default("cpu") == MXFP8BlockScaling()
     with pytest.raises(NotImplementedError, match="device 'cuda'.*name a recipe"):
@@ -341,6 +355,7 @@ def test_a_text_that_is_no_recipe_is_refused_in_words(text):
     [
         ("x=mxfp8,w=nvfp4", "got 'x=mxfp8,w=nvfp4'. dy, the gradient of y, is missing. With the format of x"),
         ("x=mxfp8", "w and dy are missing: add w=SPEC"),
+        ("w=nvfp4:16x16", "To quantize weights only, write 'x=none,w=nvfp4:16x16'"),
         (f"{TEXT},dx=mxfp8", "fp8_grad="),
         (f"{TEXT},y=mxfp8", "Leave out 'y'"),
         (f"{TEXT},x=mxfp8", "Name each once"),

@@ -63,6 +63,19 @@ def test_pickles_find_a_class_by_its_module(kind):
     assert pickle.loads(f"c{WHERE[kind]}\n{kind.__qualname__}\n.".encode()) is kind
 
 
+def test_libraries_find_a_version_and_what_is_supported_under_older_names():
+    from quire.te.pytorch import fp8
+
+    assert int(te.__version__.partition(".")[0]) >= 2
+    for name in ("fp8", "mxfp8", "nvfp4", "fp8_block_scaling"):
+        assert getattr(fp8, f"check_{name}_support")() == getattr(te, f"is_{name}_available")(return_reason=True)
+
+
+def test_the_error_of_fp8_autocast_names_its_own_keyword():
+    with pytest.raises(TypeError, match="fp8_autocast: calibrating must be a bool.*is passed as fp8_recipe="):
+        te.fp8_autocast(True, te.recipe.DelayedScaling())
+
+
 def test_fp8_autocast_is_autocast_with_its_older_keywords(compiler):
     names = list(inspect.signature(te.fp8_autocast).parameters)
     assert names == ["enabled", "calibrating", "fp8_recipe", "fp8_group", "_graph"]
