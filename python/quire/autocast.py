@@ -147,7 +147,10 @@ def set_batch_invariant(enabled: bool) -> None:
 
 
 class batch_invariant:
-    """Within this context layers of quire take only kernels that give a token the bits that it has alone. So y of a
+    """A token gets the same bits in every batch. Use it where results must be reproduced, such as the log-probabilities
+    of a server in its trainer, or the answer to a prompt whatever else is served with it.
+
+    Within this context layers of quire take only kernels that give a token the bits that it has alone. So y of a
     token does not depend on the other tokens of the batch, on their number, on the token's position among them, or on
     padding; dx does only through the format of dy (docs/invariance.md). It is a context manager and a decorator, as
     torch.inference_mode is. Its state is per thread; quire.set_batch_invariant is the same for the process.
@@ -174,6 +177,12 @@ class batch_invariant:
 
     Raises:
         TypeError: for anything that is not a bool.
+
+    Examples:
+        >>> layer, x = quire.Linear(64, 96, recipe="mxfp8"), torch.randn(32, 64)
+        >>> with quire.batch_invariant():
+        ...     torch.equal(layer(x)[:1], layer(x[:1]))
+        True
     """
 
     def __init__(self, enabled: bool = True) -> None:

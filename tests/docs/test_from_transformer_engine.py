@@ -35,6 +35,7 @@ def places():
         te,
         quire.recipe,
         quire.te.quantizer_factories,
+        quire.te.pytorch.quantization,
         layer,
         layer.weight,
         delayed.weight,

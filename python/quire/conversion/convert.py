@@ -110,7 +110,9 @@ def convert(
 ) -> torch.nn.Module:
     """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model. The experts of
     mixtures of Hugging Face transformers become layers of quire too. The model's layers of quire (Linear,
-    LayerNormLinear, LayerNormMLP, GroupedLinear, and those within MoE) get the recipe.
+    LayerNormLinear, LayerNormMLP, GroupedLinear, and those within MoE) get the recipe. With for_inference=True the
+    default tokens=1 times the layers, and leaves those that would become slower on this machine as they are;
+    tokens=None converts all.
 
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
@@ -148,7 +150,9 @@ def convert(
             shape with that many rows, about two seconds in all, and does not convert layers that would become more than
             5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect
             on the times. None: all layers are converted without timing, which needs the least memory.
-        gradients: what a backward pass computes; used only with for_inference. None: nothing, a backward pass raises an
+        gradients: what a backward pass computes; used only with for_inference, with which no weight is trained. To
+            train the weights, convert without for_inference. A training loop of a model converted for inference ends
+            with PyTorch's error "element 0 of tensors does not require grad". None: nothing, a backward pass raises an
             error under most recipes. "input": the gradient of each layer's input, in high precision, from the decoded
             weight. Low-rank adapters (LoRA) and other trained parts of the model need it. The bits of the forward pass
             and the state dict do not change. The recipe of the layers then ends with `backward=dequantized`.
@@ -165,6 +169,13 @@ def convert(
         >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
         >>> model = quire.convert(model, "mxfp8")
         >>> type(model[0]) is quire.Linear
+        True
+
+        To run a model without training it:
+
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
+        >>> model = quire.convert(model, "mxfp8", for_inference=True, tokens=None)
+        >>> type(model[0].weight) is quire.QuantizedTensor
         True
     """
     _check(model, filter, tokens)

@@ -93,7 +93,8 @@ def refit(
             they are rounded to the model's dtype. False saves one pass over the values. Codes are not checked.
 
     Returns:
-        What was written.
+        A RefitReport, whose str() is a summary. Attributes: quantized, copied and plain (names of what was written),
+        left and unused (names that one side lacks), nbytes (bytes written), notes (what to do before the model runs).
 
     Raises:
         ValueError: for a rule that is broken, and for values if the codes were made by quire.quantize_model with

@@ -52,7 +52,7 @@ class GroupedLinear(ProductModule):
         delay_wgrad_compute: as for quire.Linear, for each weight.
         save_original_input: as for quire.Linear.
         recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
-        name: stored as an attribute.
+        name: an attribute for the caller; quire does not use it.
         ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of
             consecutive groups, and only their parameters. Their names are those that they have in one process: of four
             groups, the second of two ranks has weight2 and weight3. With single_grouped_weight it has `weight`

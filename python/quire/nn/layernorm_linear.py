@@ -93,7 +93,7 @@ class LayerNormLinear(ProductModule):
         fuse_wgrad_accumulation: as for quire.Linear.
         delay_wgrad_compute: as for quire.Linear.
         save_original_input: as for quire.Linear.
-        name: stored as an attribute.
+        name: an attribute for the caller; quire does not use it.
         recipe: as for quire.Linear.
         parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
             norm's parameters are summed over the group.

@@ -53,7 +53,7 @@ class LayerNormMLP(ProductModule):
         fuse_wgrad_accumulation: as for quire.Linear, for both weights.
         delay_wgrad_compute: as for quire.Linear, for both weights.
         save_original_input: as for quire.Linear, for both weights.
-        name: stored as an attribute.
+        name: an attribute for the caller; quire does not use it.
         checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward then computes the
             forward pass again, under the same recipe and scales.
         recipe: of both matmuls, as for quire.Linear.

@@ -44,13 +44,6 @@ class Linear(ProductModule, torch.nn.Linear):
     None: torch's default). After the same torch.manual_seed they have the same initial values as in torch.nn.Linear.
     The state_dict holds nothing else. Within quire.quantized_model_init the weight is quantized.
 
-    Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}. Each backward adds 1 to the counter
-    (numerics.md 0.11). quire.rng_state saves this state. It is not a buffer, because DistributedDataParallel would copy
-    the first rank's state to all ranks. reset_parameters() sets the seed. So does moving the module from the meta
-    device to another one. The seed follows from the state of torch's generator, which does not change, and from the
-    data-parallel rank (quire.distributed.data_parallel_rank). Modules that leave the meta device together and are not
-    reset have the same seed; quire.set_rng_state sets another one. `delayed` is the layer's state of delayed scaling.
-
     Args:
         in_features: the number of features of x.
         out_features: the number of features of y.
@@ -68,7 +61,7 @@ class Linear(ProductModule, torch.nn.Linear):
             backward_dw() computes the oldest gradient.
         save_original_input: the unquantized x is saved for backward and quantized there.
         recipe: the recipe outside of every quire.autocast; None is high precision. Delayed scaling is not allowed.
-        name: stored as an attribute.
+        name: an attribute for the caller; quire does not use it.
         parallel: how the weight is sharded over ranks (quire.distributed.Parallel). The arguments in_features and
             out_features are those of the whole layer. The attributes of these names are those of this rank. Every rank
             draws the whole weight and keeps its shard. x must be a plain tensor, and forward takes no output_spec or
@@ -84,6 +77,13 @@ class Linear(ProductModule, torch.nn.Linear):
         ...     y = layer(torch.randn(32, 64))
         >>> y.shape
         torch.Size([32, 96])
+
+    Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}. Each backward adds 1 to the counter
+    (numerics.md 0.11). quire.rng_state saves this state. It is not a buffer, because DistributedDataParallel would copy
+    the first rank's state to all ranks. reset_parameters() sets the seed. So does moving the module from the meta
+    device to another one. The seed follows from the state of torch's generator, which does not change, and from the
+    data-parallel rank (quire.distributed.data_parallel_rank). Modules that leave the meta device together and are not
+    reset have the same seed; quire.set_rng_state sets another one. `delayed` is the layer's state of delayed scaling.
     """
 
     # What adopt() leaves as it is.
