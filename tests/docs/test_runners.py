@@ -14,11 +14,16 @@ def blocks(page, language):
 
 
 def test_the_program_runs_and_gives_what_the_tables_say(page):
-    program, functions = blocks(page("docs/runners.md"), "python")
+    program, replacing, functions = blocks(page("docs/runners.md"), "python")
     names = {}
     exec(program, names)
     try:
         assert names["y"].shape == (5, 64) and names["y"].dtype == torch.bfloat16
+        exec(replacing, names)
+        with torch.no_grad(), quire.autocast(recipe="x=nvfp4,w=nvfp4,dy=nvfp4"):
+            expected = quire.convert(torch.nn.Sequential(names["layer"]), min_features=1)(names["x"])
+        assert torch.equal(names["y"], expected)
+        names["model"][0].handle.close()
         exec(functions, names)
         assert names["y"].shape == (5, 64) and names["z"].shape == (5, 256)
         assert torch.equal(names["y"], names["project"](names["x"]))
