@@ -231,7 +231,8 @@ def _convert(
         said |= {"weight_bytes": sizes, "seconds": seconds.get(layer), "computed": computed.get(layer, "")}
         layers.append(LayerReport(tuple(its), *_sizes(layer), **said))
     left, apart = left_parameters(model), untied(model, selection.places)
-    notes = (*notes_on_fast_paths(model, chosen), *untied_notes(apart), *left_notes(left))
+    filtered = {name for layer, its in found.items() if why_not[layer] == _FILTERED for name in its}
+    notes = (*notes_on_fast_paths(model, chosen), *untied_notes(apart), *left_notes(left, filtered))
     text = None if plan.recipe is None else plan.recipe.linear_spec()
     timed = plan.tokens if seconds else None
     held = (selection.nbytes, held_bytes(model))

@@ -293,7 +293,9 @@ def _owner(model: torch.nn.Module, prefix: str, module: torch.nn.Module) -> torc
     return model.get_submodule(outer.strip(".")) if found else module
 
 
-def left_notes(left: tuple[ParameterReport, ...]) -> Iterator[str]:
+def left_notes(left: tuple[ParameterReport, ...], filtered: set[str]) -> Iterator[str]:
+    """filtered: names of layers that the caller's filter leaves, about which the caller knows."""
+    left = tuple(p for p in left if not any(name.rpartition(".")[0] in filtered for name in p.names))
     share = sum(p.share for p in left)
     if share >= _MOST:
         largest = max(left, key=lambda p: p.share)

@@ -186,6 +186,13 @@ def test_min_features_moves_the_limit():
     assert reasons(model) == {"1": "too small to gain, in_features < 3"}
 
 
+def test_what_the_filter_leaves_is_no_warning_and_stands_in_the_report(recwarn):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+    quire.convert(model, NVFP4, lambda module, name: name == "0")
+    assert not [one for one in recwarn if "high precision" in str(one.message)]
+    assert "in high precision, 50.0 %" in str(quire.conversion_report(model))
+
+
 def test_the_filter_sees_every_linear_with_its_name():
     seen = {}
     model = quire.convert(blocks(), NVFP4, lambda module, name: seen.setdefault(name, module) and "up" in name)
