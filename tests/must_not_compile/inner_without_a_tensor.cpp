@@ -6,7 +6,7 @@ namespace op = quire_torch::op;
 
 struct Op {
   struct Context {
-    explicit Context(at::Device) {}
+    Context(at::Device, bool) {}
   };
   static constexpr const char *kNamespace = "toy", *kName = "op", *kNotDifferentiable = "has no gradient";
   struct Args {

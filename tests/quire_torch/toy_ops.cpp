@@ -15,7 +15,7 @@ struct Base {
   static constexpr const char* kNamespace = "toy";
   /// Nothing that a toy computes with depends on where it does.
   struct Context {
-    explicit Context(at::Device) {}
+    Context(at::Device, bool) {}
   };
 };
 
