@@ -30,7 +30,7 @@ from quire.tensor import QuantizedTensor, QuantSpec
 Weights = torch.Tensor | Sequence[torch.Tensor]
 #: A static scale of activations, or one for each expert.
 Scale = float | torch.Tensor
-#: Seconds after which a handle that ends was meant to live. Whether the runner was used Python does not know: calls
+#: Seconds after which a handle that ends was meant to live. Python does not know whether the runner was used: calls
 #: from graphs and C++ do not tell it.
 _SHORT_LIFE = 0.05
 _ABSENT = torch.empty(0, dtype=torch.float32, device=HOST)
@@ -566,7 +566,7 @@ def _unregister(handle: int, life: _Life) -> None:
     if dropped and time.monotonic() - life.began < _SHORT_LIFE:
         warnings.warn(
             f"runners.register: the handle of runner {life.name!r} was dropped within {1000 * _SHORT_LIFE:.0f} ms, and "
-            "so the runner is not registered any more; keep the handle as long as the runner is used. If it was meant "
-            "to live this short, close() it",
+            "so the runner is not registered any more; keep the handle as long as the runner is used, and close() "
+            "it if the runner is no longer needed",
             stacklevel=4,
         )

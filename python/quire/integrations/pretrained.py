@@ -56,8 +56,9 @@ class QuireQuantizer(HfQuantizer):
     def __init__(self, quantization_config: StoredConfig, **kwargs: Any) -> None:
         if not kwargs.get("pre_quantized", True):
             raise ValueError(
-                f"quire: quantization_config is {quantization_config.to_dict()}, and the checkpoint is not quantized; "
-                "load the model without quantization_config, then call quire.convert(model, recipe, for_inference=True)"
+                f"quire: quantization_config is {quantization_config.to_dict()}, and the checkpoint is not "
+                "pre-quantized; load the model without quantization_config, then call quire.convert(model, recipe, "
+                "for_inference=True)"
             )
         super().__init__(quantization_config, **kwargs)
         self.checkpoint: Checkpoint | None = None

@@ -147,8 +147,12 @@ void MoeRunner::take(const Runner& other, const Storage& storage) {
 }
 
 void MoeRunner::check_tokens_alone() const {
-  for (const Experts* e : {&experts_, shared_ ? &*shared_ : &experts_})
-    for (const PreparedWeight* w : {&e->w13, &e->w2}) w->check_tokens_alone(options_.x);
+  const auto check = [this](const Experts& e) {
+    e.w13.check_tokens_alone(options_.x);
+    e.w2.check_tokens_alone(options_.x);
+  };
+  check(experts_);
+  if (shared_) check(*shared_);
 }
 
 MoeRunner::Planned MoeRunner::plan(CallMemory& memory, const Experts& experts, const Rows& rows) const {
