@@ -160,11 +160,19 @@ bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
   return !matmul_in_use() && refused_here(refusal, "no library is lent to multiply plain matrices (set_matmul)");
 }
 
+bool refuses_amx_matmul(const MatmulProblem& p, const Context&, Refusal* refusal) {
+  if (!active().amx_matmul)
+    return refused_here(refusal, "instruction set ", active().name, " has no tiles of bfloat16");
+  return p.out.dtype != DType::bf16 && refused(refusal, "takes results in bfloat16, but out is ", name(p.out.dtype));
+}
+
 /// The library's sums depend on the number of rows and on where they lie.
 constexpr std::array kMatmul{
     KernelRow<MatmulProblem>{
         "library", varies<MatmulProblem, refuses_matmul>,
         taking_groups<MatmulProblem, [](const MatmulProblem& p, const Context& c) { matmul_in_use()(p, c); }>},
+    KernelRow<MatmulProblem>{"amx", refuses_amx_matmul,
+                             taking_groups<MatmulProblem, [](const MatmulProblem& p) { (*active().amx_matmul)(p); }>},
     KernelRow<MatmulProblem>{"generic", nullptr,
                              taking_groups<MatmulProblem, [](const MatmulProblem& p) { active().kernels->matmul(p); }>},
     KernelRow<MatmulProblem>{"reference", nullptr, taking_groups<MatmulProblem, reference::matmul>},

@@ -64,7 +64,7 @@ constexpr std::array kFeatures{
 constexpr std::array kIsas{
 #if defined(__x86_64__)
     Isa{"avx512_amx", kFeatures, &avx512::kKernels, &avx512_amx::kInt8, &avx512_bf16::kBf16, &avx512_amx::kBf16,
-        &avx512_amx::kNvfp4},
+        &avx512_amx::kNvfp4, &avx512_amx::kMatmul},
     Isa{"avx512_bf16", std::span(kFeatures).last<10>(), &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
     Isa{"avx512_vnni", std::span(kFeatures).last<8>(), &avx512::kKernels, &avx512_vnni::kInt8},
     Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},

@@ -20,10 +20,11 @@ struct Isa {
   std::string_view name;
   std::span<const Feature> needs;
   const Kernels* kernels;
-  const GemmKernel* int8 = nullptr;       ///< exact sums of 4-bit codes in int8 lanes, if it has them
-  const GemmKernel* bf16 = nullptr;       ///< products in bfloat16 lanes, if it has them
-  const GemmKernel* amx = nullptr;        ///< the same by tiles, for blocks of at least 32
-  const GemmKernel* amx_nvfp4 = nullptr;  ///< the same by tiles, of NVFP4
+  const GemmKernel* int8 = nullptr;          ///< exact sums of 4-bit codes in int8 lanes, if it has them
+  const GemmKernel* bf16 = nullptr;          ///< products in bfloat16 lanes, if it has them
+  const GemmKernel* amx = nullptr;           ///< the same by tiles, for blocks of at least 32
+  const GemmKernel* amx_nvfp4 = nullptr;     ///< the same by tiles, of NVFP4
+  const MatmulKernel* amx_matmul = nullptr;  ///< the same by tiles, of plain matrices
 
   /// Names of the features that this machine lacks, separated by commas.
   std::string missing() const;

@@ -22,6 +22,7 @@ struct Kernels {
 
 /// A product of operands of some formats only (Isa says which).
 using GemmKernel = void (*)(const GemmProblem&);
+using MatmulKernel = void (*)(const MatmulProblem&);
 
 namespace scalar {
 extern const Kernels kKernels;
@@ -49,7 +50,8 @@ extern const GemmKernel kBf16;
 }
 namespace avx512_amx {
 extern const GemmKernel kBf16, kInt8, kNvfp4;
-}
+extern const MatmulKernel kMatmul;
+}  // namespace avx512_amx
 namespace neon_dot {
 extern const GemmKernel kInt8;
 }

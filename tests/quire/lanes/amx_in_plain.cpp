@@ -98,10 +98,12 @@ void store_sums(int32_t* sums) {
 #include "quire/cpu/generic/gemm/bf16_microkernel.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
+#include "quire/cpu/generic/gemm/matmul_tiles.inl.h"
 }  // namespace
 
 const GemmKernel kBf16 = multiply_matrix<AmxMicroKernel>, kInt8 = multiply_matrix<AmxInt8MicroKernel>,
                  kNvfp4 = multiply_matrix<AmxNvfp4MicroKernel>;
+const MatmulKernel kMatmul = matmul_by_tiles;
 
 }  // namespace quire::cpu::amx_in_plain
 

@@ -26,6 +26,7 @@ namespace {
 #include "quire/cpu/generic/gemm/bf16_microkernel.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
 #include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
+#include "quire/cpu/generic/gemm/matmul_tiles.inl.h"
 
 /// A tile of fewer rows costs as much as a full one. The bits are the same.
 void multiply_matrix_int8(const GemmProblem& p) {
@@ -35,6 +36,7 @@ void multiply_matrix_int8(const GemmProblem& p) {
 
 const GemmKernel kBf16 = multiply_matrix<AmxMicroKernel>, kInt8 = multiply_matrix_int8,
                  kNvfp4 = multiply_matrix<AmxNvfp4MicroKernel>;
+const MatmulKernel kMatmul = matmul_by_tiles;
 
 }  // namespace quire::cpu::avx512_amx
 
