@@ -1,6 +1,7 @@
 """The Python of every page runs, top to bottom, and the site is built without a warning."""
 
 import gc
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import bars
 import quire
+import site_pages
 
 #: What the Python of a page is: each block, also within a list.
 BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -98,6 +100,16 @@ def test_a_link_to_nowhere_is_a_failure(root, tmp_path):
     (copy / "mkdocs.yml").write_text("site_name: copy\nstrict: true\n")
     done = build(copy, tmp_path / "site")
     assert done.returncode == 1 and "'nowhere.md'" in done.stdout
+
+
+def test_the_search_knows_the_words_of_functions_and_ranks_guides_first(site, root):
+    index = json.loads((site / "search/search_index.json").read_text())
+    words = re.split(index["config"]["separator"], "quire.Linear [2.13], row-wise")
+    assert [word for word in words if word] == ["quire", "Linear", "2.13", "row", "wise"]
+    ranks = {doc["location"].split("#")[0]: doc["boost"] for doc in index["docs"]}
+    assert ranks["benchmarks-diary.html"] < ranks["api/io.html"] < ranks["lora.html"] == 1 < ranks["formats.html"]
+    named = [root / "docs" / name for name in site_pages.BOOSTS]
+    assert all(path.is_dir() or path.with_suffix(".md").is_file() for path in named)
 
 
 def test_the_site_asks_no_other_machine(site):
