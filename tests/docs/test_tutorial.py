@@ -8,7 +8,7 @@ import torch
 import tutorial
 
 #: With these it takes seconds; the page has larger ones.
-SMALL = {"STEPS, BATCHES, LENGTH = 30, 4, 64": "STEPS, BATCHES, LENGTH = 2, 1, 32", "count=60": "count=3"}
+SMALL = {"STEPS, BATCHES, LENGTH = 1000, 20, 64": "STEPS, BATCHES, LENGTH = 4, 1, 32", "count=200": "count=3"}
 
 
 @pytest.mark.slow
