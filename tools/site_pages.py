@@ -12,7 +12,7 @@ BOOSTS |= {"which-recipe": 1.5, "formats": 3, "distributed": 1.5, "api/layers": 
 
 
 def on_page_markdown(markdown: str, page: object, **_: object) -> str:
-    """Ranks the page. The text of a link to a file stays, and the file's path is shown where the pointer rests on it."""
+    """Ranks the page. The text of a link to a file stays; the path is shown where the pointer rests on it."""
     name = page.file.src_uri.removesuffix(".md")
     page.meta["search"] = {"boost": BOOSTS.get(name, BOOSTS.get(name.split("/")[0], 1))}
     return _OUTSIDE.sub(r'<span title="\2">\1</span>', markdown)

@@ -1,6 +1,7 @@
 """Statements of the pages about what happens, and figures that stand in two places."""
 
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import bars
 import quire
 from python.io.checkpoint_files import Files, modelopt_config, modelopt_nvfp4
 from quire import io
+from quire.tensor import writes
 
 DIARY = "docs/benchmarks-diary.md"
 
@@ -114,6 +116,50 @@ def covered(text: str, figures: list[float]) -> bool:
     """Whether the ranges of the text have every figure, rounded to a tenth, and none begins or ends elsewhere."""
     lows, highs = zip(*ranges(text), strict=True)
     return (round(min(lows), 1), round(max(highs), 1)) == (round(min(figures) + 1e-9, 1), round(max(figures) + 1e-9, 1))
+
+
+def test_no_first_page_says_that_matmuls_run_in_a_format(root):
+    """Kernels convert codes first, to bfloat16, int8 or float32: only operands have the formats."""
+    first = "README.md", "docs/index.md", "docs/design.md", "docs/which-recipe.md", "pyproject.toml", "mkdocs.yml"
+    texts = {name: " ".join((root / name).read_text().split()) for name in first} | {"quire": quire.__doc__}
+    wrong = re.compile(
+        r"(matmuls?|products?|multiplications?)[^.]{0,20} (run|computed|done|multiplied) in (FP|MXFP|NVFP)"
+    )
+    assert wrong.search("PyTorch layers whose matrix products run in FP8")
+    assert [name for name, text in texts.items() if wrong.search(text)] == []
+    assert "converted to bfloat16 before the multiplication" in texts["docs/which-recipe.md"]
+
+
+def test_codes_that_a_model_without_them_loads_are_decoded_with_a_warning(page, monkeypatch):
+    said = "If the layers are not converted first, `load_state_dict` decodes the codes, and warns once"
+    assert says(page, "docs/inference.md", said)
+    monkeypatch.setattr(writes, "TOLD", threading.Event())
+    model = quire.convert(torch.nn.Linear(256, 256), "mxfp8", for_inference=True, tokens=None)
+    plain = torch.nn.Linear(256, 256)
+    with pytest.warns(UserWarning, match="is decoded") as caught:
+        for _ in range(2):
+            plain.load_state_dict(model.state_dict())
+    assert len(caught) == 1 and torch.equal(plain.weight, model.weight.dequantize())
+
+
+def test_pages_that_advise_the_dequantize_of_transformers_say_for_which_models(page):
+    """For a model that quire.convert has converted it raises an error of transformers."""
+    for name in ("docs/integrations.md", "docs/lora.md"):
+        text = " ".join(page(name).text.split())
+        places = [found.start() for found in re.finditer(r"model\.dequantize\(\)", text)]
+        assert places
+        for at in places:
+            near = text[max(0, at - 200) : at + 200]
+            assert "from_pretrained" in near or "`register()`" in near
+            assert "quire.dequantize_weights(model)" in text[at - 300 : at + 300]
+
+
+def test_the_speed_of_recipes_on_a_gpu_is_that_of_the_page_about_gpus(page):
+    measured = {
+        row[0]: f"{row[1]} times" for row in page("docs/benchmarks-cuda.md").rows("A training step of one layer")
+    }
+    told = {row[0]: row[2] for row in page("docs/which-recipe.md").rows("How the recipes differ")}
+    assert told == {name: measured.get(name, "not measured") for name in told} and measured.keys() < told.keys()
 
 
 def test_what_the_table_says_of_many_tokens_is_what_the_bars_show(page):
