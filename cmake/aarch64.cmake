@@ -1,4 +1,4 @@
-# Toolchain file: the core for 64-bit ARM on another machine, by Debian's cross compiler; its tests run under qemu-user.
+# Toolchain file: 64-bit ARM on another machine, by Debian's cross compiler; the core's tests run under qemu-user.
 # The CPU that qemu imitates is that of the environment variable QEMU_CPU; without it, one that has every feature.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

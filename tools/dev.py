@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ SANITIZER_OPTIONS = {
     "allocator_may_return_null": 1,
     "max_allocation_size_mb": 2048,
 }
+#: What 64-bit ARM is called by compilers, by pip and by the presets of CMake.
+ARM = "aarch64"
 # The CPUs that qemu imitates, and which tests run there: with one that has every feature all instruction sets, and with
 # one that has neither the dot product nor bfloat16 the best that is left.
 ARM_CPUS = {"max": [], "cortex-a72": ["--label-regex", "first_isa"]}
@@ -254,12 +257,18 @@ def test_with_sanitizers() -> None:
     )
 
 
+def arm_build() -> Path:
+    """The folder where the core for 64-bit ARM is built."""
+    arm_tools()
+    folder = ROOT / f"build/{ARM}"
+    if not (folder / "build.ninja").exists():
+        configure(folder, ARM)
+    return folder
+
+
 def test_on_arm(options: list[str]) -> None:
     """The core's tests for 64-bit ARM under qemu, with each CPU of ARM_CPUS. options: of ctest."""
-    arm_tools()
-    folder = ROOT / "build/aarch64"
-    if not (folder / "build.ninja").exists():
-        configure(folder, "aarch64")
+    folder = arm_build()
     compile_targets(folder)
     for cpu, chosen in ARM_CPUS.items():
         say(f"testing with the CPU {cpu}")
@@ -281,11 +290,15 @@ def library_of_compiler(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def operators(release: str) -> Path:
-    """The operators for a release of PyTorch that is not installed, for the core that ./dev build has built."""
-    folder = ROOT / f"build/operators-{release}"
-    options = {"QUIRE_TORCH_ROOT": torch_parts.folder_of(release), "QUIRE_CORE": release_folder() / "lib"}
-    configure(folder, "cpu-release", Python_EXECUTABLE=sys.executable, **{key: str(of) for key, of in options.items()})
+def operators(release: str, core: Path, arm: bool = False) -> Path:
+    """The operators for a release of PyTorch that is not installed, for the core that is built in that folder."""
+    folder, preset, machine, options = ROOT / f"build/operators-{release}", "cpu-release", None, {}
+    if arm:
+        folder, preset, machine = ROOT / f"build/operators-{release}-{ARM}", f"{ARM}-operators", ARM
+        # CMake does not look for them here. They fit: both machines are 64-bit Linux, with C types of the same sizes.
+        options["Python_INCLUDE_DIR"] = sysconfig.get_path("include")
+    options |= {"QUIRE_TORCH_ROOT": torch_parts.folder_of(release, machine), "QUIRE_CORE": core / "lib"}
+    configure(folder, preset, Python_EXECUTABLE=sys.executable, **{key: str(of) for key, of in options.items()})
     compile_targets(folder, "libraries")
     install = [tool("cmake"), "--install", folder, "--strip", "--prefix", folder / "installed"]
     subprocess.run(list(map(str, install)), check=True, stdout=subprocess.DEVNULL)
@@ -297,13 +310,30 @@ def wheel(folder: Path = ROOT / "dist", releases: Sequence[str] = torch_pin.RELE
     """Packs what ./dev build has built, and the operators for further releases of PyTorch."""
     build()
     here = torch_pin.minor(torch_pin.installed())
-    more = [operators(release) for release in releases if torch_pin.minor(release) != here]
-    for_all = {"QUIRE_WHEEL_FOR_ALL": "1"} if len(more) + 1 == len(torch_pin.RELEASES) else {}
-    settings = [f"build-dir={release_folder()}", f"cmake.define.QUIRE_MORE_OPERATORS={';'.join(map(str, more))}"]
+    more = [operators(release, release_folder()) for release in releases if torch_pin.minor(release) != here]
+    return pack(release_folder(), more, folder, for_all=len(more) + 1 == len(torch_pin.RELEASES))
+
+
+def wheel_for_arm(folder: Path = ROOT / "dist", releases: Sequence[str] = torch_pin.RELEASES) -> Path:
+    """The same for 64-bit ARM, built by a cross compiler. It has no kernels for GPUs."""
+    core = arm_build()
+    compile_targets(core, "quire")
+    built = [operators(release, core, arm=True) for release in releases]
+    machine = {"_PYTHON_HOST_PLATFORM": f"linux-{ARM}"}
+    for_all = len(built) == len(torch_pin.RELEASES)
+    return pack(core, built, folder, "build.targets=quire", for_all=for_all, **machine)
+
+
+def pack(built: Path, more: list[Path], folder: Path, *options: str, for_all: bool, **environment: str) -> Path:
+    """A wheel of what is built in one folder, and of the folders of further operators. for_all: it has those for every
+    release of PyTorch. options: of scikit-build-core."""
+    if for_all:
+        environment["QUIRE_WHEEL_FOR_ALL"] = "1"
+    settings = [f"build-dir={built}", f"cmake.define.QUIRE_MORE_OPERATORS={';'.join(map(str, more))}", *options]
     with tempfile.TemporaryDirectory() as made:
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--wheel-dir", made]
-        options = ["--no-build-isolation", "--no-deps", "--no-index", *(f"--config-settings={one}" for one in settings)]
-        subprocess.run([*pip, *options, str(ROOT)], check=True, env=finding("ninja") | for_all)
+        given = ["--no-build-isolation", "--no-deps", "--no-index", *(f"--config-settings={one}" for one in settings)]
+        subprocess.run([*pip, *given, str(ROOT)], check=True, env=finding("ninja") | environment)
         (found,) = Path(made).iterdir()
         folder.mkdir(parents=True, exist_ok=True)
         return tagged(found, folder)
@@ -336,7 +366,10 @@ def tagged(wheel: Path, folder: Path) -> Path:
 
 
 def wheel_of(arguments: argparse.Namespace) -> None:
-    made = wheel(releases=() if arguments.torch else torch_pin.RELEASES)
+    if arguments.arm:
+        made = wheel_for_arm(releases=[arguments.torch] if arguments.torch else torch_pin.RELEASES)
+    else:
+        made = wheel(releases=() if arguments.torch else torch_pin.RELEASES)
     say(f"made {made.relative_to(ROOT)}, {made.stat().st_size / 1e6:.1f} MB")
 
 
@@ -439,10 +472,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
     )
     verbs.add_parser("docs", help="the documentation as a site, in build/site")
-    verbs.add_parser(
+    wheels = verbs.add_parser(
         "wheel",
         parents=[chosen],
         help=f"a wheel in dist/, which needs no compiler, for PyTorch {torch_pin.RANGE}; with --torch for one version",
+    )
+    wheels.add_argument(
+        "--arm", action="store_true", help="for 64-bit ARM, by a cross compiler; without kernels for GPUs"
     )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")

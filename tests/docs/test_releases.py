@@ -26,7 +26,7 @@ def test_workflows_run_commands_of_dev_only(root):
     assert commands == {
         "docs": ["./dev docs"],
         "test": ["./dev test --torch ${{ matrix.torch }}"],
-        "wheel": ["./dev wheel"],
+        "wheel": ["./dev wheel", "./dev wheel --arm"],
     }
 
 

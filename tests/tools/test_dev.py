@@ -1,10 +1,12 @@
 """./dev hands arguments on to what it runs."""
 
 import tomllib
+import types
 
 import pytest
 
 import dev
+import torch_parts
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,47 @@ def test_as_many_processes_run_as_there_are_cores_to_use(affinity, quota, cores,
     monkeypatch.setattr(dev, "version_of", lambda name: "3")
     assert dev.cores() == cores
     assert dev.workers()[0][:2] == (["--numprocesses", str(cores)] if cores > 1 else [])
+
+
+@pytest.fixture
+def packs(monkeypatch):
+    """What ./dev wheel packs: the folder of the core, the operators, and what the package says of itself."""
+    packed = []
+    for name in ("build", "arm_tools", "configure", "compile_targets"):
+        monkeypatch.setattr(dev, name, lambda *_, **__: None)
+    monkeypatch.setattr(dev.torch_pin, "installed", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(dev, "operators", lambda release, core, arm=False: f"{release} {core.name} {arm}")
+    monkeypatch.setattr(dev, "pack", lambda *call, **said: packed.append((call, said)) or dev.ROOT / "dev")
+    return packed
+
+
+def test_a_wheel_for_arm_has_operators_for_every_release_and_the_core_of_the_arm_tests(packs):
+    dev.wheel_of(dev.parse(["wheel", "--arm"])[0])
+    dev.wheel_of(dev.parse(["wheel"])[0])
+    (core, more, _, targets), said = packs[0]
+    assert core == dev.ROOT / "build/aarch64" and targets == "build.targets=quire"
+    assert more == [f"{release} aarch64 True" for release in ("2.11.0", "2.12.0", "2.13.0")]
+    assert said == {"for_all": True, "_PYTHON_HOST_PLATFORM": "linux-aarch64"}
+    (core, more, _), said = packs[1]
+    assert more == [f"{release} {core.name} False" for release in ("2.11.0", "2.12.0")] and said == {"for_all": True}
+
+
+def test_a_wheel_for_one_version_of_pytorch_serves_no_other(packs):
+    dev.wheel_of(dev.parse(["wheel", "--arm", "--torch", "2.13.0"])[0])
+    dev.wheel_of(dev.parse(["wheel", "--torch", "2.13.0"])[0])
+    assert [call[1] for call, _ in packs] == [["2.13.0 aarch64 True"], []]
+    assert [said["for_all"] for _, said in packs] == [False, False]
+
+
+@pytest.mark.parametrize(("machine", "asked"), [(None, []), ("aarch64", ["--platform=manylinux_2_28_aarch64"])])
+def test_pytorch_for_another_machine_is_asked_for_by_its_platform(monkeypatch, tmp_path, machine, asked):
+    (tmp_path / "torch-2.13.0-any.whl").touch()
+    ran = []
+    monkeypatch.setattr(
+        torch_parts.subprocess, "run", lambda command: ran.append(command) or types.SimpleNamespace(returncode=0)
+    )
+    torch_parts.download("2.13.0", tmp_path, machine)
+    assert [option for option in ran[0] if str(option).startswith("--platform")] == asked
 
 
 def test_on_arm_a_cpu_without_the_dot_product_runs_the_best_that_is_left(monkeypatch):
