@@ -39,7 +39,7 @@ class Matmul(Protocol):
 
     module: torch.nn.Module
     name: str
-    call: Any  # quire.nn.call.Call, whose package imports this one
+    call: Any  # quire.nn.product.Call, whose package imports this one
     specs: LinearSpec | None
     high_precision: str
     parameters: Sequence[torch.Tensor]

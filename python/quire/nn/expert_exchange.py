@@ -11,10 +11,9 @@ from quire.distributed.experts import ExpertGroup, Sender, plan
 from quire.distributed.row_codes import pack, unpack, why_not
 from quire.functional import Buffers, permute_rows
 from quire.moe import permute
-from quire.nn.call import active_call
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import path_of
-from quire.nn.product import specs_of
+from quire.nn.product import active_call, specs_of
 from quire.recipe.linear_spec import high_precision
 
 

@@ -10,11 +10,10 @@ from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
-from quire.nn.call import active_call
 from quire.nn.dtype import check_factory
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
-from quire.nn.product import Product
+from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.nn.sharded_module import Sharding
 from quire.recipe import Recipe
@@ -477,10 +476,10 @@ def _in_groups(y: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 def check_memory(x: torch.Tensor, **memory: tuple[torch.Tensor | None, int]) -> None:
     """Raises ValueError unless memory, if there is any, has the shape of a result of a width: name -> both. In a graph
     the operator checks it."""
-    if x.is_nested or x.dim() == 0 or torch.compiler.is_compiling():
-        return
     for name, (given, width) in memory.items():
+        if given is None or x.is_nested or x.dim() == 0 or torch.compiler.is_compiling():
+            continue
         shapes = [[*x.shape[:-1], width], [x.shape[:-1].numel(), width]]
-        if given is not None and list(given.shape) not in shapes:
+        if list(given.shape) not in shapes:
             got = list(given.shape)
             raise ValueError(f"quire.GroupedLinear: {name} must be {shapes[0]}, or {shapes[1]}, got {got}")

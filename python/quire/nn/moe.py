@@ -13,7 +13,6 @@ from quire.distributed.placements import is_dtensor
 from quire.functional import activation as activate
 from quire.functional import activation_inputs, activation_text, linear
 from quire.moe import limit_capacity, route, tokens_per_expert, unpermute
-from quire.nn.call import active_call
 from quire.nn.computed_weights import compute_weights
 from quire.nn.dtype import check_factory, uses_torch_autocast
 from quire.nn.expert_exchange import Dispatched, ExpertsOfRanks, OwnExperts
@@ -21,7 +20,7 @@ from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import name_layer
 from quire.nn.linear import Linear
-from quire.nn.product import Product
+from quire.nn.product import Product, active_call
 from quire.nn.product_module import check_bias
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import BATCH_INVARIANT

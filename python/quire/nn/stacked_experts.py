@@ -8,9 +8,8 @@ import torch
 
 from quire.distributed.placements import is_dtensor
 from quire.moe import permute, unpermute
-from quire.nn.call import active_call
 from quire.nn.layer_path import name_layer
-from quire.nn.product import Product
+from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
