@@ -46,6 +46,25 @@ def test_swizzled_layouts_are_golden_both_ways(golden):
         assert torch.equal(quire.debug.unswizzle(swizzled, *scale.shape), scale)
 
 
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+@pytest.mark.parametrize("family", ["mxfp8", "mxfp4", "nvfp4"])
+def test_swizzled_scales_lie_where_the_contract_says(family, direction, device):
+    """Of more lines and blocks than a tile has (numerics.md 4.4, 4.5)."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-6, 6, (200, 300), generator=generator)
+    x = (torch.randn(200, 300, generator=generator) * torch.exp2(exponents)).to(device)
+    plain, swizzled = [
+        getattr(quire.quantize(x, family + option, columnwise=True), f"{direction}_scale").cpu()
+        for option in ("", ":swizzled")
+    ]
+    scale = plain.t() if (family, direction) == ("mxfp8", "columnwise") else plain  # [lines, blocks]
+    i, j = torch.arange(scale.shape[0])[:, None], torch.arange(scale.shape[1])
+    offset = (i // 128 * -(-scale.shape[1] // 4) + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
+    expected = torch.zeros(swizzled.numel(), dtype=torch.uint8)
+    expected[offset] = scale
+    assert len(scale.unique()) > 4 and torch.equal(expected, swizzled.flatten())
+
+
 def test_random_words_are_golden(golden):
     for case in golden.cases("sr_mapping"):
         if case.spec["kind"] == "sr_words":
