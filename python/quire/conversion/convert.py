@@ -18,6 +18,7 @@ from quire.conversion.inference import (
     why_not_quantized,
     why_other_codes,
 )
+from quire.conversion.reason import Reason, remedy_of
 from quire.conversion.reparametrized import (
     NO_WEIGHT_YET,
     PARAMETRIZED,
@@ -48,18 +49,7 @@ from quire.recipe import Recipe, names
 from quire.tensor import DTYPES
 from quire.tensor.writes import SAME_LAYERS
 
-_FILTERED = "the filter says so"
-_DTYPES = "not float32, float16 or bfloat16"
-_TOO_SMALL, _SLOWER = "too small to gain", "slower on this machine"
-#: A part of the reason why a layer is left -> what to do, for the error if all layers are.
-_REMEDIES = (
-    (_FILTERED, "Pass another filter"),
-    (_TOO_SMALL, "Pass a smaller min_features"),
-    (_DTYPES, "Call model.float() or model.bfloat16() first"),
-    ("weight was quantized for inference", "Call quire.dequantize_weights(model) first, or convert the original model"),
-    ("weight is quantized already", "Call quire.dequantize_weights(model) first, or convert the original model"),
-    (_SLOWER, "Pass tokens=None to convert what is slower, or the recipe of quire.recommend(model, tokens)"),
-)
+_FILTERED = Reason("the filter says so", "Pass another filter")
 
 #: Layers with fewer inputs or outputs are left alone.
 MIN_FEATURES = 256
@@ -224,14 +214,14 @@ def _convert(
     layers = []
     for layer, its in found.items():
         sizes = (before[layer], _weight_bytes(layer)) if layer in before else None
-        ours, why = isinstance(layer, ProductModule), why_not[layer]
+        ours, why = isinstance(layer, ProductModule), str(why_not[layer])
         own = layer.recipe.linear_spec() if ours and layer.recipe is not None else None
         # A layer that an earlier call converted is not called left.
         said = {"why_not": "", "recipe": own, "kept": why} if ours else {"why_not": why}
         said |= {"weight_bytes": sizes, "seconds": seconds.get(layer), "computed": computed.get(layer, "")}
         layers.append(LayerReport(tuple(its), *_sizes(layer), **said))
     left, apart = left_parameters(model), untied(model, selection.places)
-    filtered = {name for layer, its in found.items() if why_not[layer] == _FILTERED for name in its}
+    filtered = {name for layer, its in found.items() if why_not[layer] is _FILTERED for name in its}
     notes = (*notes_on_fast_paths(model, chosen), *untied_notes(apart), *left_notes(left, filtered))
     text = None if plan.recipe is None else plan.recipe.linear_spec()
     timed = plan.tokens if seconds else None
@@ -334,7 +324,8 @@ def _why_not_linear(layer: torch.nn.Linear, plan: Plan) -> str:
     if why := why_not_converted(layer, ("weight",), training):
         return why
     if layer.weight.dtype not in DTYPES:
-        return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, {_DTYPES}"
+        words = f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
+        return Reason(words, "Call model.float() or model.bfloat16() first")
     if plan.recipe is not None and (why := why_other_codes(layer, plan.recipe, training)):
         return why
     return _why_sharded_stays(layer, plan)
@@ -343,7 +334,9 @@ def _why_not_linear(layer: torch.nn.Linear, plan: Plan) -> str:
 def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
     inputs, outputs = _sizes(layer)
     name, least = min(("in_features", inputs), ("out_features", outputs), key=lambda it: it[1])
-    return f"{_TOO_SMALL}, {name} < {min_features}" if least < min_features else ""
+    if least >= min_features:
+        return ""
+    return Reason(f"too small to gain, {name} < {min_features}", "Pass a smaller min_features")
 
 
 def _why_sharded_stays(layer: torch.nn.Linear, plan: Plan) -> str:
@@ -373,8 +366,11 @@ def _times(layers: dict[torch.nn.Module, list[str]], plan: Plan) -> dict[torch.n
 
 def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: Plan) -> dict[torch.nn.Module, str]:
     rows = "" if plan.tokens is None else counted(plan.tokens, "row")
+    remedy = "Pass tokens=None to convert what is slower, or the recipe of quire.recommend(model, tokens)"
     return {
-        layer: f"{_SLOWER}, {milliseconds(now)} with {rows}, {milliseconds(before)} as it is"
+        layer: Reason(
+            f"slower on this machine, {milliseconds(now)} with {rows}, {milliseconds(before)} as it is", remedy
+        )
         for layer, (before, now) in seconds.items()
         if slower(before, now)
     }
@@ -412,8 +408,8 @@ def _nothing(
     name = type(model).__name__
     if not found:
         return f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
-    looked_at = [LayerReport(tuple(its), *_sizes(layer), why_not[layer]) for layer, its in found.items()]
-    remedies = dict.fromkeys(remedy for part, remedy in _REMEDIES if any(part in why for why in why_not.values()))
+    looked_at = [LayerReport(tuple(its), *_sizes(layer), str(why_not[layer])) for layer, its in found.items()]
+    remedies = dict.fromkeys(filter(None, map(remedy_of, why_not.values())))
     return (
         f"convert: nothing to convert: none of the {counted(len(found), 'linear layer')} of {name} qualifies. "
         f"{'; '.join(remedies) or 'The reasons follow'}\n" + "\n".join(layer_lines(tuple(looked_at)))

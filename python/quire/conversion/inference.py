@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 from quire.checks import describe
+from quire.conversion.reason import Reason
 from quire.conversion.reparametrized import why_not_converted
 from quire.functional import quantize
 from quire.loading.devices import reads_interleaved
@@ -14,6 +15,7 @@ from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
 SHARDED = "its weight is sharded over ranks, and must stay a plain parameter"
+_DEQUANTIZE = "Call quire.dequantize_weights(model) first, or convert the original model"
 
 
 #: What a backward pass through a layer with weights for inference can compute.
@@ -59,9 +61,11 @@ def why_other_codes(layer: torch.nn.Module, recipe: Recipe, training: bool) -> s
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor):
             if not same_codes(weight.spec_text, recipe.weight_spec):
-                return f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
+                words = f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
+                return Reason(words, _DEQUANTIZE)
             if training and weight.columnwise_data is None:
-                return "its weight was quantized for inference, without the codes that backward reads"
+                words = "its weight was quantized for inference, without the codes that backward reads"
+                return Reason(words, _DEQUANTIZE)
     return ""
 
 
