@@ -19,7 +19,7 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
         path = next((name for name, child in module.named_modules() if child is layer), None)
         if path is not None:
             where = f"{path!r} of {type(module).__name__}: "
-    error.add_note(f"In the layer {where}quire.{type(layer).__name__}({layer.extra_repr()}).")
+    error.add_note(f"In the layer {where}{layer._get_name()}({layer.extra_repr()}).")
     if any(parameter.is_meta for parameter in layer.parameters()):
         error.add_note(
             "Its parameters are on the meta device and have no values: call to_empty(device=...) on the model, then "

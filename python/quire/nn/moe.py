@@ -22,6 +22,7 @@ from quire.nn.layer_path import name_layer
 from quire.nn.linear import Linear
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import check_bias
+from quire.nn.shown_name import ShownName
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import BATCH_INVARIANT
 
@@ -79,7 +80,7 @@ class Router(torch.nn.Module):
         return f"hidden_size={self.weight.shape[1]}, num_experts={self.weight.shape[0]}"
 
 
-class MoE(Float32Buffers):
+class MoE(ShownName, Float32Buffers):
     """A mixture of num_experts experts, the networks fc2(activation(fc1(x))). A router chooses top_k of them for each
     token. y is the sum of their results, each multiplied by its routing probability. The active recipe determines the
     quantization of the experts (quire.autocast). The router is never quantized.

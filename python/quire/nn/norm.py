@@ -9,6 +9,7 @@ from quire.distributed.placements import is_dtensor, layout_of_tokens, local, re
 from quire.functional import norm
 from quire.nn.dtype import activation_dtype, check_factory
 from quire.nn.layer_path import name_layer
+from quire.nn.shown_name import ShownName
 from quire.nn.te_extra_state import drop_extra_state
 
 
@@ -19,7 +20,7 @@ def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: b
         torch.nn.init.zeros_(bias)
 
 
-class _Norm(torch.nn.Module):
+class _Norm(ShownName):
     normalization: str
 
     @with_known_options

@@ -16,6 +16,7 @@ from quire.loading.for_dynamo import mark_static
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.sharded_module import ShardedModule, named
+from quire.nn.shown_name import ShownName
 from quire.nn.te_extra_state import drop_extra_state
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe, as_recipe
@@ -39,7 +40,7 @@ def check_bias(what: str, bias: object) -> None:
         raise TypeError(f"{what}: bias must be a bool, got {describe(bias)}; a recipe is passed as recipe=")
 
 
-class ProductModule(ShardedModule, Float32Buffers):
+class ProductModule(ShownName, ShardedModule, Float32Buffers):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
     Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no

@@ -156,6 +156,7 @@ class Split(ProductModule):
     other parameters (pruned, parametrized).
     """
 
+    shown_in = "quire.te"
     part_sizes: tuple[int, ...]
 
     @property
@@ -363,6 +364,8 @@ def _with_sequence_parallel(construct: Callable[..., None], what: str) -> Callab
 
 
 class _Deferred(torch.nn.Module):
+    shown_in = "quire.te"
+
     def reset_parameters(self, defer_init: bool | None = False) -> None:
         """Initialises the parameters again. With defer_init, nothing."""
         if not defer_init:

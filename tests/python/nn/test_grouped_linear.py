@@ -408,4 +408,4 @@ def test_copies_and_moves(recipe, equal_bits):
         assert meta(torch.empty(9, 96, device="meta", dtype=torch.bfloat16), [9, 0, 0, 0, 0, 0]).shape == (9, 64)
     meta.to_empty(device="cpu").reset_parameters()
     assert grouped_step(meta, x, dy, SPLITS, recipe)[0].isfinite().all()
-    assert repr(layer) == "GroupedLinear(num_gemms=6, in_features=96, out_features=64, bias=True)"
+    assert repr(layer) == "quire.GroupedLinear(num_gemms=6, in_features=96, out_features=64, bias=True)"

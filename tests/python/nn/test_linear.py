@@ -55,7 +55,7 @@ def test_checkpoints_go_both_ways(equal_bits):
 def test_it_is_and_looks_like_a_linear():
     layer = quire.Linear(24, 16, bias=False)
     assert isinstance(layer, torch.nn.Linear)
-    assert repr(layer) == "Linear(in_features=24, out_features=16, bias=False)"
+    assert repr(layer) == "quire.Linear(in_features=24, out_features=16, bias=False)"
 
 
 @pytest.mark.parametrize("option", ["dtype", "params_dtype"])

@@ -131,3 +131,10 @@ def test_arguments_of_autocast_have_transformer_engines_order():
         assert quire.active_recipe() is RECIPE
     with pytest.raises(NotImplementedError, match="_graph=True is what TransformerEngine sets.*leave it False"):
         te.autocast(_graph=True)
+
+
+@pytest.mark.cpu_only
+def test_print_shows_where_a_layer_comes_from():
+    layers = te.Linear(8, 8), te.LayerNorm(8), te.ops.Linear(8, 8), te.ops.GELU(), quire.Linear(8, 8)
+    names = "quire.te.Linear", "quire.te.LayerNorm", "quire.te.ops.Linear", "quire.te.ops.GELU", "quire.Linear"
+    assert [repr(layer).split("(")[0] for layer in layers] == list(names)

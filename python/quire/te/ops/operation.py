@@ -6,13 +6,14 @@ from typing import Self
 import torch
 
 from quire.nn.dtype import uses_torch_autocast
+from quire.nn.shown_name import ShownName
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: The input of an operation. Quantize returns quantized tensors.
 Input = torch.Tensor | QuantizedActivation
 
 
-class Operation(torch.nn.Module):
+class Operation(ShownName):
     """A module that a Sequential gives further tensors to, and takes further ones from. TransformerEngine's
     FusibleOperation.
 
@@ -22,6 +23,7 @@ class Operation(torch.nn.Module):
     between calls. is_fused_op: whether it is a FusedOperation.
     """
 
+    shown_in = "quire.te.ops"
     is_fused_op = False
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0
