@@ -1,13 +1,14 @@
 """Runs TransformerEngine's own tests (a checkout of its repository) against quire and counts how each case ends.
 
-    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seconds 2000] [--minutes 120] [--out FOLDER]
-        [--write FILE ...]
+    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seed 1] [--seconds 2000] [--minutes 120]
+        [--out FOLDER] [--write FILE ...]
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
 lie in --out as one file of JSON lines per test file, with the whole text of each error; a file that is there is not run
 again, and its failures are classified anew. Limits are of the CPU's time, so that other programs on the machine do not
-change results. --write stores a summary with the commit of the checkout: of FILE.json the counts for each function, of
-FILE.md a table with a row for each test file.
+change results. The cases of a function are spread evenly over all that it has; with --seed they are drawn at random,
+and run in random order, so that --minutes cuts every function alike. --write stores a summary with the commit of the
+checkout: of FILE.json the counts for each function, of FILE.md a table with a row for each test file.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import gc
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -35,6 +37,8 @@ FILES = """
 COLUMNS = ("passed", "skipped", "internals", "documented", "missing", "wrong", "unknown", "not run")
 #: Of a child. TransformerEngine's tests of single parameters for all groups skip without the second.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NVTE_GROUPED_LINEAR_SINGLE_PARAM": "1"}
+#: Bytes of memory that a process takes before it collects garbage, of which layers are a part.
+COLLECTED = 2**28
 #: Where names are documented.
 PAGE = pathlib.Path(__file__).parents[1] / "docs/from-transformer-engine.md"
 
@@ -43,7 +47,8 @@ RULES = (
     (r"InternalName|transformer_engine_torch", "internals"),
     (r"has no attribute '_|'cpu' == 'cuda'", "internals"),
     # What its own autograd functions save.
-    (r"'(CppFunction|\w+Backward)' object has no attribute|does not expose required backward context", "internals"),
+    (r"'(CppFunction|\w+Backward)' object has no attribute", "internals"),
+    (r"does not expose required (backward context|attributes)", "internals"),
     (r"Could not find checkpoint file", "internals"),  # files that TransformerEngine itself has to write first
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
     (r"dummy base class CUDA|\.is_cuda", "internals"),
@@ -64,7 +69,7 @@ RULES = (
 )
 
 #: Tests, or how the name of a case begins, that fail because quire does otherwise on purpose -> words of the page that
-#: say so.
+#: say so. A star stands for one parameter.
 DIFFERENCES = {
     "test_view_not_implemented": "the constructor has other arguments",
     "test_quantizer_update": "and gives no warning",
@@ -83,13 +88,19 @@ DIFFERENCES = {
     "test_dtype_cast[fp8_delayed_scaling-": "with the scale of their own amax",
     **dict.fromkeys(
         [
-            f"test_basic_linear_quantized[False-{gradient}-False-True-{given}-False-fp8_delayed_scaling"
-            for gradient in (False, True)
-            for given in (False, True)
+            "test_basic_linear_quantized[False-*-False-True-*-False-fp8_delayed_scaling",
+            "test_linear[*-*-True-False-fp8_delayed_scaling-",
+            "test_grouped_linear[*-*-True-False-fp8_delayed_scaling-",
+            "test_grouped_linear[*-*-*-*-*-True-False-fp8_delayed_scaling-",
         ],
         "with the scale of their own amax",
     ),
     "test_layernorm_mlp_accuracy_delay_wgrad_compute": "gradients of biases can differ in the last bit",
+    "test_linear_like_backward_override_matches_reference[mode_high_precision-torch.float32-bias-": (
+        "gradients of biases in float32 can differ in the last bit from those without a recipe"
+    ),
+    # No state of delayed scaling.
+    "test_linear[True-fp8_delayed_scaling]": "`state_dict` has no `_extra_state`",
     "test_quantize[True-False": "The gradient that `ops.Quantize` rounds is a plain tensor",
     "test_fused_op_cannot_omit_required_channel_output": "an `ops.FusedOperation` computes its operations one by one",
     "test_layer_norm_autocast": "PyTorch's autocast on CPUs has no float32",
@@ -122,8 +133,10 @@ def classify(text: str, case: str = "") -> str:
     NotImplementedError is documented only if an option or function that it names, apart from the layer in front, is on
     the page."""
     name = case.rpartition("::")[2]
-    if any([name == known or name.startswith(known if "[" in known else f"{known}[") for known in DIFFERENCES]):
-        return "documented"
+    for known in DIFFERENCES:
+        pattern = re.escape(known).replace(r"\*", r"[^-\]]*")
+        if re.match(pattern if "[" in known else rf"{pattern}(\[|$)", name):
+            return "documented"
     found = re.search(r"NotImplementedError: (?:[\w.]+: )?(.*)", text, re.DOTALL)
     if found:
         named = re.findall(r"\b(\w+)=|\b(\w*_\w*)\b|\b([A-Z]\w*[a-z][A-Z]\w*)\b", found[1])
@@ -136,26 +149,37 @@ def classified(record: dict[str, str]) -> dict[str, str]:
     return record | {"kind": classify(record["error"], record["case"])} if record["text"] else record
 
 
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class CaseTimeout(Exception):
     """A case ran for longer than --seconds."""
 
 
 class Plugin:
-    """Keeps `cases` cases of a function, spread evenly, and writes one line of JSON per case."""
+    """Keeps `cases` cases of a function, and writes one line of JSON per case."""
 
     def __init__(self, options: argparse.Namespace):
         self.cases, self.seconds, self.out = options.cases, options.seconds, options.child
+        self.random = None if options.seed is None else random.Random(options.seed)
         self.minutes, self.end = options.minutes, float("inf")
+        self.spent = 0.0  # of the CPU, by the last case
+        self.kept = 0  # bytes of memory after the last collection of garbage
 
     def write(self, case: str, kind: str, error: str, text: str = "") -> None:
+        record = {"case": case, "kind": kind, "error": error, "text": text, "seconds": round(self.spent, 3)}
         with self.out.open("a") as file:
-            file.write(json.dumps({"case": case, "kind": kind, "error": error, "text": text}) + "\n")
+            file.write(json.dumps(record) + "\n")
 
     def pytest_runtestloop(self) -> None:
         self.end = time.process_time() + 60 * self.minutes
         peer_names.Absent.collecting = False
+        gc.freeze()  # what is there now is not looked at again
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        self.spent = 0.0
         if time.process_time() < self.end:
             return None
         self.write(item.nodeid, "not run", "")
@@ -168,7 +192,12 @@ class Plugin:
         kept = []
         for group in functions.values():
             count = min(self.cases, len(group))
-            kept += [group[index * len(group) // count] for index in range(count)]
+            if self.random is None:
+                kept += [group[index * len(group) // count] for index in range(count)]
+            else:
+                kept += self.random.sample(group, count)
+        if self.random is not None:
+            self.random.shuffle(kept)
         items[:] = kept
         for module in {item.module for item in items}:
             peer_names.unskip(module)
@@ -183,14 +212,18 @@ class Plugin:
         for timer, (number, times) in timers.items():
             signal.signal(number, stop)
             signal.setitimer(timer, times * self.seconds)
+        begun = time.process_time()
         try:
             return (yield)
         finally:
+            self.spent = time.process_time() - begun
             for timer in timers:
                 signal.setitimer(timer, 0)
             # pytest keeps the last failure there, and with it the layers of its frames.
             sys.last_type = sys.last_value = sys.last_traceback = None
-            gc.collect()
+            if resident() > self.kept + COLLECTED:  # takes longer than most cases
+                gc.collect()
+                self.kept = resident()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -249,7 +282,7 @@ def run_file(path: pathlib.Path, options: argparse.Namespace) -> int:
     sys.path.insert(0, str(options.te / "tests/pytorch"))
     plugin = Plugin(options)
     return pytest.main(
-        ["-q", "-p", "no:cacheprovider", "--rootdir", str(options.te), "--tb=short", str(path)], [plugin]
+        ["-q", "-p", "no:cacheprovider", "--rootdir", str(options.te), "--tb=native", str(path)], [plugin]
     )
 
 
@@ -258,6 +291,7 @@ def main() -> int:
     parser.add_argument("--te", type=pathlib.Path, required=True, help="a checkout of TransformerEngine")
     parser.add_argument("--only", nargs="+", default=FILES, help="names of test files below tests/pytorch")
     parser.add_argument("--cases", type=int, default=6, help="cases per test function, at most")
+    parser.add_argument("--seed", type=int, help="draws the cases at random")
     parser.add_argument(
         "--seconds", type=float, default=2000, help="the CPU's time for a case; it may wait 10 times that"
     )
@@ -279,12 +313,9 @@ def main() -> int:
         if not result.exists():
             part = result.with_suffix(".part").resolve()
             part.write_text("")
-            numbers = {name: getattr(options, name) for name in ("cases", "seconds", "minutes")}
-            same = [
-                "--te",
-                str(options.te),
-                *(part for each in numbers.items() for part in (f"--{each[0]}", str(each[1]))),
-            ]
+            numbers = {name: getattr(options, name) for name in ("cases", "seed", "seconds", "minutes")}
+            given = {"te": options.te} | {name: value for name, value in numbers.items() if value is not None}
+            same = [part for name, value in given.items() for part in (f"--{name}", str(value))]
             command = [sys.executable, __file__, *same, "--only", name, "--child", str(part)]
             code = subprocess.run(command, stdout=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}).returncode
             if code not in (0, 1, 2, 5):  # pytest's: passed, failed, files not importable, no cases

@@ -83,6 +83,15 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*EAGER, *MIXTURE, "--recipe", "baseline,nvfp4", "--out", out)
 
 
+#: What a rank sends to the other in a gather of x or dy: half of 128 tokens, each of 128 values. Float32 numbers are
+#: sent 6 times: x of the two column layers, in forward and again in backward, and dy of the two row layers. Codes of 4
+#: bits with a scale for 16 of them are sent 8 times, because those of dy differ in both directions.
+VALUES = 64 * 128
+#: What is sent only with codes, in bytes: in each of four layers, 4 amaxes in forward and 2 in backward; and the
+#: gradients of two biases, which the baseline sums after gathering.
+EXCHANGED = 4 * (4 + 2) * 4 + 2 * 128 * 4
+
+
 def assert_alike(losses: list[float], others: list[float]) -> None:
     """They differ by less than half of what a step changes. A run that leaves a step out differs by a whole one. There
     is no bound of roundings: a sum that differs in its last bit can be rounded to another code, and each step amplifies
@@ -93,8 +102,9 @@ def assert_alike(losses: list[float], others: list[float]) -> None:
 
 def assert_losses_of_one(losses: dict[str, list[float]], alone: dict[str, dict], parallel: str) -> None:
     if "baseline" in losses:
-        # Sums of float32 in another order, in six steps of an optimizer that divides by the gradient's size: nothing is
-        # rounded to codes, and no bound is derived.
+        # Sums of float32 in another order. There is no bound of roundings: AdamW divides by the size of the gradient,
+        # so where that is only what roundings leave, a weight moves by a whole step in either direction. The losses of
+        # this run differ by 2e-7, and those of the two recipes by 3e-4 or more.
         assert losses["baseline"] == pytest.approx(alone["baseline"]["losses"], rel=1e-5)
     if "nvfp4" in losses:
         assert_alike(losses["nvfp4"], alone["nvfp4"]["losses"])
@@ -142,7 +152,8 @@ def test_several_processes_come_to_the_losses_of_one(
         assert result["saved_activation_bytes"] < alone[name]["saved_activation_bytes"]
         assert result["wire_bytes"] > 0 and alone[name]["wire_bytes"] == 0
     if parallel == "sp":  # codes are gathered
-        assert found["nvfp4"]["wire_bytes"] < 0.8 * found["baseline"]["wire_bytes"]
+        saved = found["baseline"]["wire_bytes"] - found["nvfp4"]["wire_bytes"]
+        assert saved == 6 * VALUES * 4 - (8 * VALUES * 9 // 16 + EXCHANGED)
     if stops:
         assert_explained(train("--sample", "--recipe", recipes[0], "--out", tmp_path), "are those of several processes")
 

@@ -1,4 +1,4 @@
-"""The training example on a device: the CPU's losses, and one sentence where there is no such device."""
+"""The training example on a device: the CPU's losses, bit for bit, and one sentence where there is no such device."""
 
 import importlib.util
 import json
@@ -24,6 +24,7 @@ FOLDER = TESTS.parent / "examples/train"
 PROGRAM = f"""
 import runpy, sys
 sys.path[:0] = [{str(TESTS)!r}, {str(FOLDER)!r}]
+import examples.composed_functions
 if "quiretest" in sys.argv:
     import device.device
 runpy.run_path({str(FOLDER / "train.py")!r}, run_name="__main__")
@@ -58,11 +59,8 @@ def test_the_losses_on_a_device_are_those_of_the_cpu_and_a_resumed_run_goes_on(t
     there = ("--device", "quiretest", *recipes)
     assert train("--out", tmp_path / "device", "--stop-after", 3, *there).returncode == 0
     found, validation_there = losses(tmp_path / "device", "--resume", *there)
-    # The last bits of PyTorch's products depend on where memory begins. Losses of two recipes differ a hundred times as
-    # much.
-    assert found.keys() == expected.keys() and validation_there == pytest.approx(validation, rel=1e-5)
-    for recipe, run in expected.items():
-        assert found[recipe] == pytest.approx(run, rel=1e-5)
+    assert (found, validation_there) == (expected, validation)
+    assert len({tuple(run) for run in found.values()}) == 3
 
 
 def one_sentence(done):

@@ -98,6 +98,7 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
         ("AttributeError: 'QuantizedTensor' object has no attribute 'data_'", "missing"),
         ("AttributeError: 'CppFunction' object has no attribute 'tensor_objects'", "internals"),
         ("AttributeError: '_AddedInPlaceBackward' object has no attribute 'tensor_objects'", "internals"),
+        ("RuntimeError: Backward context does not expose required attributes: backward_override, fp8.", "internals"),
         ("RuntimeError: Tried to instantiate dummy base class CUDAGraph", "internals"),
         ("AttributeError: 'Linear' object has no attribute 'fp8_meta'", "missing"),
         ("AttributeError: 'Linear' object has no attribute 'quantizers'", "documented"),
@@ -141,3 +142,22 @@ def test_differences_are_those_that_the_page_says(monkeypatch):
     monkeypatch.setattr(peer_tests, "DIFFERENCES", {"test_some[first-": ""})
     kinds = [peer_tests.classify("assert 1 == 2", f"a.py::test_some[{case}]") for case in ("first-2", "second-2")]
     assert kinds == ["documented", "wrong"]
+    monkeypatch.setattr(peer_tests, "DIFFERENCES", {"test_some[*-b": ""})
+    kinds = [peer_tests.classify("assert 1 == 2", f"a.py::test_some[{case}]") for case in ("a.1-b-c", "a-c-b", "a-a-b")]
+    assert kinds == ["documented", "wrong", "wrong"]
+
+
+def test_a_seed_draws_the_same_cases_again_and_others_than_another_seed(tmp_path):
+    folder = tmp_path / "te/tests/pytorch"
+    folder.mkdir(parents=True)
+    (folder / "test_many.py").write_text(
+        "import pytest\n\n@pytest.mark.parametrize('n', range(90))\ndef test_many(n):\n    pass\n"
+    )
+    drawn = []
+    for index, seed in enumerate((1, 1, 2)):
+        out = tmp_path / f"out{index}"
+        command = [sys.executable, TOOLS / "peer_tests.py", "--te", tmp_path / "te", "--only", "test_many"]
+        command += ["--cases", "5", "--seed", str(seed), "--out", out]
+        assert "| test_many.py::test_many | 5 |" in subprocess.run(command, capture_output=True, text=True).stdout
+        drawn.append([json.loads(line)["case"] for line in (out / "test_many.jsonl").read_text().splitlines()])
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 5

@@ -17,9 +17,6 @@ from steps import assert_rounded, step
 
 pytestmark = pytest.mark.any_device
 
-#: Largest error of y relative to y's norm, against unquantized experts.
-ERROR = {None: 1e-6, "fp8": 0.08, "fp4": 0.35}
-
 
 @pytest.fixture(params=params(IN_ANY_PRECISION))
 def recipe_or_none(request):
@@ -124,19 +121,6 @@ def test_in_high_precision_it_is_a_loop_over_tokens(bias, device):
             raise AssertionError(name) from error
 
 
-@pytest.mark.cpu_only
-def test_every_recipe_stays_close_to_high_precision(recipe_or_none, device):
-    layer, x = layer_of(), tokens(40)
-    y = reference(layer, x.double(), swiglu, *routed(layer, x.double()))
-    layer.to(device)
-    for _ in range(2):  # delayed scaling has scales from the second step on
-        ours = run(layer, x, recipe_or_none)[0]
-    kind = None if recipe_or_none is None else "fp4" if "fp4" in recipe_or_none.weight_spec else "fp8"
-    error = float((ours.double() - y.detach()).norm() / y.detach().norm())
-    assert error < ERROR[kind]
-    assert recipe_or_none is None or not torch.equal(ours, run(layer, x, None)[0])
-
-
 def test_it_is_its_parts(recipe_or_none, equal_bits, device):
     """Router, permutation, two grouped layers with an activation between, and the weighted sum."""
     layer, x = layer_of(torch.bfloat16).to(device), tokens(33, dtype=torch.bfloat16)
@@ -151,11 +135,26 @@ def test_it_is_its_parts(recipe_or_none, equal_bits, device):
         a, _ = quire.functional.activation(h, "swiglu", h.dtype)
         return moe.unpermute(twin.fc2(a, splits), row_map, weights)
 
-    for _ in range(2):
+    for _ in range(2):  # delayed scaling has scales from the second step on
         ours = run(layer, x, recipe_or_none)
     for _ in range(2):
         theirs = run(twin, x, recipe_or_none, parts)
     assert all(equal_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert recipe_or_none is None or not torch.equal(ours[0], run(layer, x, None)[0])
+
+
+def off_by_sums(layer, x, recipe):
+    """How far the router's parts of dx and of its weight's gradient are apart, if their sums have another order, and if
+    that of dx is rounded to bfloat16 before it is added, or not. Beside it, both results are rounded to bfloat16."""
+    layer = copy.deepcopy(layer)
+    with quire.autocast(enabled=recipe is not None, recipe=recipe):
+        y, routing = layer(x, return_routing=True)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y)  # as step() has it
+    (dlogits,) = torch.autograd.grad(y, routing.logits, dy)
+    dlogits, x, weight = (t.detach().cpu().double() for t in (dlogits, x, layer.router.weight))
+    unit = 2 * 2.0**-24
+    of_dx = 5 * unit * dlogits.abs() @ weight.abs() + 2.0**-8 * (dlogits @ weight).abs()
+    return of_dx, len(x) * unit * dlogits.abs().T @ x.abs()
 
 
 @pytest.mark.parametrize(
@@ -173,19 +172,24 @@ def test_one_graph_for_all_counts_of_tokens_and_loads(compiler, recipe, backend,
         return compiled(x)
 
     runs = []
+    off = []
     for function, of in ((call, layer), (None, states)):
         runs.append([])
         for count in (40, 0, 1, 7, 130):
             x = tokens(count, dtype=torch.bfloat16)
             if count == 130:
                 x = x[:1].detach().repeat(130, 1)  # all tokens to two experts
+            if function is None:
+                off.append(off_by_sums(of, x, recipe_or_none))
             runs[-1] += run(of, x, recipe_or_none, function)
     pairs = list(zip(*runs, strict=True))
     router = next(i for i, (name, _) in enumerate(layer.named_parameters()) if name == "router.weight") + 2
     length = len(pairs) // 5
     for i, (ours, eager) in enumerate(pairs):
         if i % length in (1, router):  # the router's own product is PyTorch's, and Inductor may compile sums otherwise
-            torch.testing.assert_close(ours, eager, rtol=2e-2, atol=1e-3)
+            assert ours.dtype == eager.dtype == torch.bfloat16
+            difference = (ours.double() - eager.double()).abs()
+            assert (difference <= off[i // length][i % length == router] + 2 * 2.0**-8 * eager.double().abs()).all()
         else:
             assert equal_bits(ours, eager)
     assert compiler.graphs == 1

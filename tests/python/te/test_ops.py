@@ -332,6 +332,23 @@ def test_graphed_callables_are_compiled_and_run_under_their_recipe(monkeypatch):
             te.make_graphed_callables(te.Linear(8, 8), (x,), **options)
 
 
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_more_layers_of_a_class_than_dynamo_compiles_for_one_code_object_are_graphed(monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+    def made(layer):
+        return lambda x, *, scale=2.0: layer(x) * scale
+
+    layers = tuple(te.Linear(16, 16 * n) for n in range(1, 5))
+    x, recipe = torch.randn(4, 16), recipes.MXFP8BlockScaling()
+    with te.autocast(recipe=recipe):
+        expected = [layer(x) for layer in layers]
+    functions = te.make_graphed_callables(tuple(map(made, layers)), ((x,),) * 4, enabled=True, recipe=recipe)
+    assert all([torch.equal(one(x), 2 * y) for one, y in zip(functions, expected, strict=True)])
+    graphed = te.make_graphed_callables(layers, ((x,),) * 4, enabled=True, recipe=recipe)
+    assert all([torch.equal(layer(x), y) for layer, y in zip(graphed, expected, strict=True)])
+
+
 def test_copies_of_graphed_modules_do_not_compute_with_the_weights_of_the_original(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     made = te.make_graphed_callables(te.Linear(32, 32), enabled=True, recipe=recipes.MXFP8BlockScaling())
