@@ -32,7 +32,7 @@ ALLOWED = CORE | {
     "quire_torch": {"quire/device", "quire/info", "quire/runner"}
     | {"quire_torch", "quire_torch/op", "quire_torch/bridge", "quire_torch/ops"},
     "quire_debug": {"quire/format", "quire/spec", "quire_debug", "quire_torch/op", "quire_torch/ops"},
-    "quire_python": {"quire_torch/op", "quire_torch/ops"},
+    "quire_python": {"quire/base", "quire_torch/op", "quire_torch/ops"},
 }
 # The table of devices: the only file outside their folders that knows one.
 DEVICE_TABLES = {"quire/device/device.cpp"}

@@ -25,8 +25,8 @@ from quire.tensor import (
 #: The buffers of a quantized operand, in the order of quire.tensor.BUFFER_NAMES and None where absent, or () for none.
 Buffers = Sequence[torch.Tensor | None]
 
-#: Operators as functions that give None where anybody but the kernel has a say in the call (src/quire_python); not for
-#: Dynamo, which knows operators only.
+#: Operators as functions that give None where anybody but the kernel and autograd has a say in the call
+#: (src/quire_python); not for Dynamo, which knows operators only.
 DIRECT = library.direct()
 # A graph has guards for each step of torch.ops.quire.linear.
 _LINEAR, _LINEAR_PREQUANTIZED = torch.ops.quire.linear, torch.ops.quire.linear_prequantized
@@ -145,6 +145,10 @@ def grouped_linear(
     Raises RuntimeError if an argument does not fit.
     """
     lists = [state.pop(name, ()) for name in ("x_buffers", "w_buffers", "main_grad")]
+    if not is_dynamo_compiling() and DIRECT is not None:
+        results = DIRECT.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
+        if results is not None:
+            return results
     return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
 
 

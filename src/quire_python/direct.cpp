@@ -1,26 +1,48 @@
 // Operators as functions of Python that go past PyTorch's binding and its dispatcher, which cost more than the kernel
-// of a small product. A call returns None where a mode, a tracer or autograd has to see it, and where it fails. The
+// of a small product. A call returns None where a mode, a tracer or a hook has to see it, and where it fails. The
 // caller then calls the operator itself, which also raises the error.
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 
+#include "quire/base/fault.h"
 #include "quire_python/objects.h"
-#include "quire_torch/ops/linear.h"
+#include "quire_torch/ops/grouped_linear.h"
+
+/// library.cpp, which registers the operator, has it.
+extern template quire_torch::op::Tensors<3> quire_torch::op::detail::record<quire_torch::GroupedLinear>(
+    const quire_torch::GroupedLinear::Args& a);
 
 namespace quire_python {
 namespace {
 
 namespace op = quire_torch::op;
 
-/// The tensor of a torch.Tensor or torch.nn.Parameter. Null for all else, subclasses included, and for one that wants a
-/// gradient: a training step, whose call has to be recorded, is not to pay for reading the other arguments.
+/// The tensor of a torch.Tensor or torch.nn.Parameter. Null for all else, subclasses included.
 const at::Tensor* tensor_of(PyObject* o) {
   auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(o));
   if (type != THPVariableClass && type != ParameterClass) return nullptr;
   const at::Tensor& t = reinterpret_cast<TensorObject*>(o)->tensor;
-  return t.defined() && !(c10::GradMode::is_enabled() && t.requires_grad()) ? &t : nullptr;
+  return t.defined() ? &t : nullptr;
 }
 
-/// Whether the object is of the field's kind, and `to` has now its value.
+template <class T>
+bool read(PyObject* o, T& to);
+
+/// read() of a list or a tuple.
+template <class List>
+bool read_list(PyObject* o, List& to) {
+  const bool tuple = Py_TYPE(o) == &PyTuple_Type;
+  if (!tuple && Py_TYPE(o) != &PyList_Type) return false;
+  to.resize(static_cast<size_t>(tuple ? PyTuple_Size(o) : PyList_Size(o)));
+  for (size_t i = 0; i < to.size(); ++i) {
+    const auto at = static_cast<Py_ssize_t>(i);
+    if (!read(tuple ? PyTuple_GetItem(o, at) : PyList_GetItem(o, at), to[i])) return false;
+  }
+  return true;
+}
+
+/// Whether the object is of the field's kind, and `to` has now its value. None for a tensor that the operator writes:
+/// what fails is called again.
 template <class T>
 bool read(PyObject* o, T& to) {
   if constexpr (op::OneOf<T, at::Tensor, op::OptionalTensor>) {
@@ -28,15 +50,12 @@ bool read(PyObject* o, T& to) {
     const at::Tensor* const t = tensor_of(o);
     if (t) to = *t;
     return t != nullptr;
-  } else if constexpr (std::same_as<T, op::OptionalTensorList>) {
-    const bool tuple = Py_TYPE(o) == &PyTuple_Type;
-    if (!tuple && Py_TYPE(o) != &PyList_Type) return false;
-    to.resize(static_cast<size_t>(tuple ? PyTuple_Size(o) : PyList_Size(o)));
-    for (size_t i = 0; i < to.size(); ++i) {
-      const auto at = static_cast<Py_ssize_t>(i);
-      if (!read(tuple ? PyTuple_GetItem(o, at) : PyList_GetItem(o, at), to[i])) return false;
-    }
-    return true;
+  } else if constexpr (op::Written<T>) {
+    return o == Py_None;
+  } else if constexpr (std::same_as<T, op::GradientList>) {
+    return read(o, to.tensors);
+  } else if constexpr (op::OneOf<T, op::TensorList, op::OptionalTensorList>) {
+    return read_list(o, to);
   } else if constexpr (op::Textual<T>) {
     Py_ssize_t size = 0;
     const char* const text = Py_TYPE(o) == &PyUnicode_Type ? PyUnicode_AsUTF8AndSize(o, &size) : nullptr;
@@ -94,22 +113,46 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-/// Called with the operator's arguments -> its result, or None.
+/// The results of a call that nobody but the kernel and autograd has to see, undefined for others. A hook on saved
+/// tensors may raise, as a checkpoint does to end a recomputation, and must not run again when the caller tries again.
+template <class Op>
+op::Results<Op> computed(const typename Op::Args& args) {
+  const op::detail::Before before = op::detail::before_kernel(args, op::detail::kAnyDevice);
+  const bool records = before == op::detail::Before::autograd;
+  if (before == op::detail::Before::dispatcher) return {};
+  if (records && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return {};
+  const WithoutGil released;
+  return records ? op::detail::record<Op>(args) : Op::inference(args);
+}
+
+/// One result as it is, several as a tuple.
+template <size_t N>
+PyObject* wrapped(op::Tensors<N>&& results) {
+  if constexpr (N == 1) return THPVariable_Wrap(std::move(results[0]));
+  PyObject* const tuple = PyTuple_New(N);
+  for (size_t i = 0; tuple && i < N; ++i) {
+    PyObject* const one = THPVariable_Wrap(std::move(results[i]));
+    if (!one || PyTuple_SetItem(tuple, static_cast<Py_ssize_t>(i), one) != 0) return Py_DECREF(tuple), nullptr;
+  }
+  return tuple;
+}
+
+/// Called with the operator's arguments -> its results, or None. Raises what an earlier kernel has found, which is told
+/// once only.
 template <class Op>
 PyObject* direct(PyObject*, PyObject* const* objects, Py_ssize_t count, PyObject* names) {
-  static_assert(Op::kResults.size() == 1);
-  at::Tensor y;
+  op::Results<Op> results;
   try {
     typename Op::Args args{};
-    if (!at::impl::torch_function_mode_enabled() && read_all({objects, count, names}, args) &&
-        op::detail::bypasses_dispatcher(args, op::detail::kAnyDevice)) {
-      const WithoutGil released;
-      y = std::move(Op::inference(args)[0]);
-    }
+    if (!at::impl::torch_function_mode_enabled() && read_all({objects, count, names}, args))
+      results = computed<Op>(args);
+  } catch (const quire::FaultError& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
   } catch (const std::exception&) {
-    y.reset();
+    results[0].reset();
   }
-  if (y.defined()) return THPVariable_Wrap(std::move(y));
+  if (results[0].defined()) return wrapped(std::move(results));
   Py_INCREF(Py_None);
   return Py_None;
 }
@@ -120,7 +163,8 @@ PyMethodDef method() {
           nullptr};
 }
 
-PyMethodDef methods[] = {method<quire_torch::Linear>(), method<quire_torch::LinearPrequantized>(), {}};
+PyMethodDef methods[] = {
+    method<quire_torch::Linear>(), method<quire_torch::LinearPrequantized>(), method<quire_torch::GroupedLinear>(), {}};
 PyModuleDef module{PyModuleDef_HEAD_INIT, "quire_python", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

@@ -19,7 +19,6 @@
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/grouped_quantize.h"
-#include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/linear_grads.h"
 #include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/parallel_groups.h"

@@ -235,6 +235,17 @@ def test_an_error_is_raised_by_the_next_call_which_has_done_nothing(case, place)
     assert_works(device)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_error_is_raised_by_a_call_that_goes_past_the_dispatcher(trains):
+    device, case = device_of("default"), CASES["a negative amax"]
+    x, w = X.to(device), W.to(device).requires_grad_(trains)
+    case.run(device)()
+    finish(device)
+    assert reported(lambda: quire.functional.linear(x, w, None, RECIPE, X.dtype)) == text_on_cpu(case)
+    assert quire.functional.linear(x, w, None, RECIPE, X.dtype).requires_grad == trains
+    assert_works(device)
+
+
 @every_case
 def test_an_error_of_a_captured_call_is_raised_after_each_replay(case):
     device = device_of("default")

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 NAMESPACE = re.compile(r"\bnamespace\b\s*([\w:]*)\s*$")
 CLASS = re.compile(r"(?<!enum )\b(?:struct|class|union)\s+(\w+)(?:<[^{}]*>)?(?: final)?(?:\s*:[^:].*)?\s*$", re.DOTALL)
 TABLE = re.compile(r"^(?!\s*(?:return|using)\b)[\w:<>&*, ]*?\b(k[A-Z]\w*)\s*(?:\{|=)", re.MULTILINE)
+#: The function to which a lambda without captures converts, as g++ and clang++ call it.
+LAMBDA_AS_FUNCTION = re.compile(r"::(?:_FUN|__invoke)\(")
 #: Fragments are compiled in the namespace of each instruction set.
 ANY_ISA = ("quire", "cpu", "*")
 
@@ -143,6 +145,8 @@ def qualified(symbol: str) -> tuple[str, ...]:
 def cpp_functions(symbol: str) -> tuple[Function, ...]:
     """The functions of src/ that a name of the symbol table may stand for: one, but for what the compiler has made
     (none) and overloads that differ in nothing but built-in types."""
+    if LAMBDA_AS_FUNCTION.search(symbol):  # whose caller is a template, and whose code is the lambda's
+        return ()
     *scope, name = qualified(symbol)
     fits = [
         d

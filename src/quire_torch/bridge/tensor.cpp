@@ -133,6 +133,28 @@ const float* given_scale(const std::optional<at::Tensor>& scale, const char* wha
   return scale->const_data_ptr<float>();
 }
 
+namespace {
+
+template <class Int>
+op::Result<Int> result(const quire::Buffer<Int>& b) {
+  op::Result<Int> r{{}, scalar_type(b.dtype)};
+  r.sizes.append(b.sizes.begin(), b.sizes.end());
+  return r;
+}
+
+}  // namespace
+
+template <class Int>
+std::array<op::Result<Int>, 3> results(const quire::QuantSpec& spec, const quire::Shape<Int>& shape,
+                                       quire::Direction direction, bool wanted) {
+  const auto b = wanted ? quire::buffers(spec, shape, direction) : quire::Buffers<Int>{};
+  return {result(b.data), result(b.scale), result(b.amax)};
+}
+template std::array<op::Result<int64_t>, 3> results(const quire::QuantSpec&, const quire::Shape<int64_t>&,
+                                                    quire::Direction, bool);
+template std::array<op::Result<c10::SymInt>, 3> results(const quire::QuantSpec&, const quire::Shape<c10::SymInt>&,
+                                                        quire::Direction, bool);
+
 quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax) {
   const auto empty = [](const at::Tensor& t) { return !t.defined() || t.numel() == 0; };
   // The codes of a tensor [0] are [0] too, and its amax is there.

@@ -73,20 +73,10 @@ quire::Shape<Int> shape(const at::Tensor& t) {
   return {s.begin(), s.end()};
 }
 
-template <class Int>
-op::Result<Int> result(const quire::Buffer<Int>& b) {
-  op::Result<Int> r{{}, scalar_type(b.dtype)};
-  r.sizes.append(b.sizes.begin(), b.sizes.end());
-  return r;
-}
-
 /// The three results of one direction; absent ones where `wanted` is false.
 template <class Int>
 std::array<op::Result<Int>, 3> results(const quire::QuantSpec& spec, const quire::Shape<Int>& shape,
-                                       quire::Direction direction, bool wanted) {
-  const auto b = wanted ? quire::buffers(spec, shape, direction) : quire::Buffers<Int>{};
-  return {result(b.data), result(b.scale), result(b.amax)};
-}
+                                       quire::Direction direction, bool wanted);
 
 /// The value of a scale that a caller gave, float32 [1], which multiplies before the cast; null if there is none.
 /// Throws if it is something else: `what` followed by `name` is the argument, for the error.

@@ -138,6 +138,40 @@ constexpr bool batch_invariant(const Args& args) {
   return false;
 }
 
+/// The device of the first tensor among the arguments, lists included; the host if there is none.
+template <class Args>
+at::Device device_of(const Args& args) {
+  std::optional<at::Device> device;
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    if (!device && t.defined()) device = t.device();
+  });
+  return device.value_or(kHost);
+}
+
+/// all: also results that this call does not produce; else those are undefined, for callers that do not look at them.
+template <class Op, class Int, bool all = true>
+Results<Op> allocate_results(const typename Op::Args& args) {
+  Results<Op> out;
+  if constexpr (out.size() > 0) {
+    const std::array<Result<Int>, out.size()> results = Op::template results<Int>(args);
+    const at::Device device = device_of(args);
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (!quire::is_possible(results[i].sizes, static_cast<int64_t>(c10::elementSize(results[i].dtype)))) [[unlikely]]
+        TORCH_CHECK(false, Op::kName, ": ", Op::kResults[i], " cannot be of size ", results[i].sizes, " in ",
+                    results[i].dtype, ": sizes must not be negative, and those that are not 0 make ", quire::kMostBytes,
+                    " bytes at most; use smaller sizes");
+      if (!all && i > 0 && results[i].sizes.size() == 1 && results[i].sizes[0] == 0) continue;
+      try {
+        out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
+      } catch (const c10::Error& e) {
+        TORCH_CHECK(false, Op::kName, ": no memory for ", Op::kResults[i], " of size ", results[i].sizes,
+                    "; use smaller tensors (", e.what_without_backtrace(), ")");
+      }
+    }
+  }
+  return out;
+}
+
 /// The kernel of every device. It may use at:: functions: those neither record a graph nor bump the version of state
 /// they write. It converts and compares numbers between its parallel regions too.
 template <class Op, bool all = true>
@@ -200,23 +234,31 @@ bool is_traced(const Args& args) {
   return stops(keys, c10::impl::tls_local_dispatch_key_set()).highestFunctionalityKey() != c10::DispatchKey::Dense;
 }
 
-/// Whether the dispatcher would pass these arguments on to the kernel for one of `devices` and do nothing else: no
-/// tracer, mode, transform, subclass or profiler, and no gradient. Boxing, the search for kernels and unboxing then
-/// cost more than a small kernel itself.
+/// Who has to see a call before its kernel runs.
+enum class Before {
+  nobody,      ///< the dispatcher would call the kernel and do nothing else
+  autograd,    ///< only the operator's own autograd kernel, since a tensor needs a gradient
+  dispatcher,  ///< a tracer, a mode, a transform, a subclass, a profiler, or what an error is due to
+};
+
+/// That of a call with these arguments, of an operator with kernels for `devices`. Boxing, the search for kernels and
+/// unboxing cost more than a small kernel itself.
 template <class Args>
-bool bypasses_dispatcher(const Args& args, c10::DispatchKeySet devices) {
+Before before_kernel(const Args& args, c10::DispatchKeySet devices) {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const bool autograd = !local.excluded_.has(c10::DispatchKey::AutogradFunctionality);
   c10::DispatchKeySet keys;
-  bool gradient = false;
+  bool gradient = false, tangent = false;
   for_each_tensor(args, [&](const at::Tensor& t) {
     keys = keys | t.key_set();
-    if (autograd && t.defined())
-      gradient |= (c10::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
+    if (!autograd || !t.defined()) return;
+    gradient |= c10::GradMode::is_enabled() && t.requires_grad();
+    tangent |= t._fw_grad(/*level=*/0).defined();
   });
   keys = stops(keys, local);
   const bool dense = keys.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && devices.has_all(keys);
-  return !gradient && dense && !at::hasCallbacks();
+  if (!dense || tangent || at::hasCallbacks()) return Before::dispatcher;
+  return gradient ? Before::autograd : Before::nobody;
 }
 
 template <class Op>
@@ -285,7 +327,8 @@ c10::OperatorHandle find() {
 template <class Op, bool all = true>
 Results<Op> call(const typename Op::Args& args) {
   if constexpr (detail::HasKernel<Op>)
-    if (detail::bypasses_dispatcher(args, detail::devices_of<Op>())) return detail::run_kernel<Op, all>(args);
+    if (detail::before_kernel(args, detail::devices_of<Op>()) == detail::Before::nobody)
+      return detail::run_kernel<Op, all>(args);
   static constinit quire::Lazy<const c10::OperatorHandle> found;
   Stack stack;
   stack.reserve(member_count<typename Op::Args>());

@@ -65,16 +65,6 @@ template <class Op>
 using Results = Tensors<Op::kResults.size()>;
 inline constexpr std::array<const char*, 0> kNoResults{};
 
-/// The device of the first tensor among the arguments, lists included; the host if there is none.
-template <class Args>
-at::Device device_of(const Args& args) {
-  std::optional<at::Device> device;
-  for_each_tensor(args, [&](const at::Tensor& t) {
-    if (!device && t.defined()) device = t.device();
-  });
-  return device.value_or(kHost);
-}
-
 /// On the CPU what at::empty comes to in the end: results are many and mostly small or absent, and a way through the
 /// dispatcher costs more than their memory. Inlined for the same reason.
 [[gnu::always_inline]] inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) {
@@ -85,29 +75,5 @@ at::Device device_of(const Args& args) {
   return t;
 }
 inline at::Tensor allocate(c10::SymIntArrayRef sizes, at::TensorOptions o) { return at::empty_symint(sizes, o); }
-
-/// all: also results that this call does not produce; else those are undefined, for callers that do not look at them.
-template <class Op, class Int, bool all = true>
-Results<Op> allocate_results(const typename Op::Args& args) {
-  Results<Op> out;
-  if constexpr (out.size() > 0) {
-    const std::array<Result<Int>, out.size()> results = Op::template results<Int>(args);
-    const at::Device device = device_of(args);
-    for (size_t i = 0; i < out.size(); ++i) {
-      if (!quire::is_possible(results[i].sizes, static_cast<int64_t>(c10::elementSize(results[i].dtype)))) [[unlikely]]
-        TORCH_CHECK(false, Op::kName, ": ", Op::kResults[i], " cannot be of size ", results[i].sizes, " in ",
-                    results[i].dtype, ": sizes must not be negative, and those that are not 0 make ", quire::kMostBytes,
-                    " bytes at most; use smaller sizes");
-      if (!all && i > 0 && results[i].sizes.size() == 1 && results[i].sizes[0] == 0) continue;
-      try {
-        out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
-      } catch (const c10::Error& e) {
-        TORCH_CHECK(false, Op::kName, ": no memory for ", Op::kResults[i], " of size ", results[i].sizes,
-                    "; use smaller tensors (", e.what_without_backtrace(), ")");
-      }
-    }
-  }
-  return out;
-}
 
 }  // namespace quire_torch::op

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "quire_torch/bridge/tensor.h"
+#include "quire_torch/op/device.h"
 #include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
@@ -16,6 +17,13 @@ void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::
   if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->sym_size(0) == size && t->is_contiguous())) return;
   quire::fail("linear: ", name[0], " must be a contiguous ", dtype == at::kLong ? "int64" : "float32", " [", size,
               "] tensor ", name[1], ", got ", t->scalar_type(), " ", t->sym_sizes());
+}
+
+/// Throws unless the stash is on the CPU.
+void check_on_host(const at::Tensor& stash) {
+  quire::check(op::on_host(stash.device()),
+               "linear: wgrad_stash must be on the CPU, whichever device computes, got it on ", stash.device(),
+               "; move it with .cpu()");
 }
 
 /// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
@@ -61,7 +69,7 @@ void Destinations::check(at::Device device, const c10::SymInt& groups, const std
   if (bwd_amax) check_one_device(bwd_amax->device(), device, "linear: bwd_amax and x");
   for (const at::Tensor& t : main_grad) check_one_device(t.device(), device, "linear: main_grad and x");
   check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
-  check_on_host(wgrad_stash, "linear");
+  if (wgrad_stash) check_on_host(*wgrad_stash);
   check_main_grad(main_grad, groups, weight);
 }
 

@@ -95,10 +95,8 @@ op::OptionalTensorList as_six_buffers(const DirectionBuffers& three, Direction d
 }
 
 /// Throws unless `t` is memory for a result [*, width] of the rows of x.
-void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, const c10::SymInt& width,
-                  const char* name) {
-  if (!t) return;
-  const auto x = a.x.sym_sizes(), got = t->sym_sizes();
+void check_memory(const GroupedLinear::Args& a, const at::Tensor& t, const c10::SymInt& width, const char* name) {
+  const auto x = a.x.sym_sizes(), got = t.sym_sizes();
   auto wanted = x.vec();
   wanted.back() = width;
   const c10::SymInt rows = rows_of(a.x);
@@ -109,14 +107,14 @@ void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, con
              flat = got.size() == 2 && equal(got[1], width) && equal(got[0], rows);
   quire::check(shaped || flat, "linear: ", name, " must be ", c10::SymIntArrayRef(wanted), ", or [", rows, ", ", width,
                "], got ", got);
-  quire::check(t->scalar_type() == a.dtype && t->is_contiguous() && t->device() == a.x.device(), "linear: ", name,
+  quire::check(t.scalar_type() == a.dtype && t.is_contiguous() && t.device() == a.x.device(), "linear: ", name,
                " must be contiguous ", a.dtype, " on ", a.x.device(), ", as the result is; got ",
-               t->is_contiguous() ? "" : "not contiguous ", t->scalar_type(), " on ", t->device());
-  quire::check(!t->requires_grad(), "linear: ", name, " must not require a gradient; pass it detached");
-  quire::check(!t->is_inference() || c10::InferenceMode::is_enabled(), "linear: ", name,
+               t.is_contiguous() ? "" : "not contiguous ", t.scalar_type(), " on ", t.device());
+  quire::check(!t.requires_grad(), "linear: ", name, " must not require a gradient; pass it detached");
+  quire::check(!t.is_inference() || c10::InferenceMode::is_enabled(), "linear: ", name,
                " was made under torch.inference_mode and may be written there only; clone it");
   int64_t shared = 0;  // with one at least: itself
-  op::for_each_tensor(a, [&](const at::Tensor& other) { shared += overlap(*t, other) ? 1 : 0; });
+  op::for_each_tensor(a, [&](const at::Tensor& other) { shared += overlap(t, other) ? 1 : 0; });
   quire::check(shared <= 1, "linear: ", name,
                " shares memory with another argument, which would be overwritten; give it memory of its own");
 }
@@ -135,8 +133,8 @@ void GroupedLinear::check(const Args& a, op::Needs need) {
     Destinations{a.sr_state, a.bwd_scale, a.bwd_amax, a.wgrad_stash, a.main_grad}.check(
         a.x.device(), groups_of(a.offsets), {w.sym_size(-2), w.sym_size(-1)});
   quire::check(a.bwd_scale || !a.bwd_amax, "linear: bwd_amax is given without bwd_scale; pass both");
-  check_memory(a, a.out.value, a.w.tensors[0].sym_size(-2), "out");
-  check_memory(a, a.dgrad_out, a.x.sym_size(-1), "dgrad_out");
+  if (a.out.value) check_memory(a, *a.out.value, a.w.tensors[0].sym_size(-2), "out");
+  if (a.dgrad_out) check_memory(a, *a.dgrad_out, a.x.sym_size(-1), "dgrad_out");
   if (!a.recipe->has_value()) return;
   const quire::LinearSpec& recipe = **a.recipe;
   const Backward mode = recipe.backward;
@@ -214,5 +212,76 @@ GroupedLinear::Saved GroupedLinear::saved(const Args& a, const DirectionBuffers&
           .overwrite_main_grad = a.overwrite_main_grad,
           .placeholder = a.placeholder};
 }
+
+// One group of rows
+
+namespace {
+
+op::TensorList bias_list(const op::OptionalTensor& bias) { return bias ? op::TensorList{*bias} : op::TensorList(); }
+
+/// The same of one group.
+GroupedLinear::Args one_group(const Linear::Args& a) {
+  return {.x = a.x,
+          .w = {{a.w}},
+          .bias = {bias_list(a.bias)},
+          .offsets = std::nullopt,
+          .recipe = a.recipe,
+          .dtype = a.dtype,
+          .sr_state = a.sr_state};
+}
+GroupedLinear::Args one_group(const LinearPrequantized::Args& a) {
+  GroupedLinear::Args one = one_group({a.x, a.w, a.bias, a.recipe, a.dtype, a.sr_state});
+  one.x_buffers = a.x_buffers;
+  one.w_buffers = a.w_buffers;
+  one.w_fingerprint = a.w_fingerprint;
+  return one;
+}
+
+/// y without what a backward pass needs: what nearly every call for inference is, so without the copies of one_group().
+op::Tensors<1> product(const LinearFwd::Args& a) { return {op::call<LinearFwd, /*all=*/false>(a)[0]}; }
+
+std::pair<op::Tensors<1>, GroupedLinear::Saved> y_and_saved(const GroupedLinear::Args& a, op::Needs need) {
+  auto [results, saved] = GroupedLinear::forward(a, need);
+  return {{std::move(results[0])}, std::move(saved)};
+}
+
+}  // namespace
+
+op::Tensors<1> Linear::inference(const Args& a) {
+  check_agreement(a.x, a.w);
+  return product({.x = a.x,
+                  .w = {a.w},
+                  .bias = bias_list(a.bias),
+                  .offsets = std::nullopt,
+                  .out_features = a.w.sym_size(0),
+                  .recipe = a.recipe,
+                  .dtype = a.dtype,
+                  .save = 0});
+}
+
+op::Tensors<1> LinearPrequantized::inference(const Args& a) {
+  check_agreement(a.x, a.w);
+  return product({.x = a.x,
+                  .w = a.w_buffers.empty() || a.w_fingerprint ? op::TensorList{a.w} : op::TensorList(),
+                  .bias = bias_list(a.bias),
+                  .offsets = std::nullopt,
+                  .out_features = a.w.sym_size(0),
+                  .recipe = a.recipe,
+                  .dtype = a.dtype,
+                  .save = 0,
+                  .x_buffers = a.x_buffers,
+                  .w_buffers = a.w_buffers,
+                  .w_fingerprint = a.w_fingerprint});
+}
+
+std::pair<op::Tensors<1>, Linear::Saved> Linear::forward(const Args& a, op::Needs need) {
+  return y_and_saved(one_group(a), need);
+}
+std::pair<op::Tensors<1>, LinearPrequantized::Saved> LinearPrequantized::forward(const Args& a, op::Needs need) {
+  return y_and_saved(one_group(a), need);
+}
+
+template op::Tensors<1> op::detail::record<Linear>(const Linear::Args& a);
+template op::Tensors<1> op::detail::record<LinearPrequantized>(const LinearPrequantized::Args& a);
 
 }  // namespace quire_torch

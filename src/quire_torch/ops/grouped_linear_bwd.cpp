@@ -119,4 +119,13 @@ op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& gr
   return {std::move(dx), std::move(dw), std::move(dbias), {}, {}, {}, {}, {}, {}, {}, {}};
 }
 
+op::Tensors<4> Linear::backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need) {
+  auto [dx, dw, dbias] = GroupedLinear::gradients(s, dy[0], need);
+  return {std::move(dx), std::move(dw), std::move(dbias), {}};
+}
+op::Tensors<5> LinearPrequantized::backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need) {
+  auto [dx, dw, dbias] = GroupedLinear::gradients(s, dy[0], need);
+  return {std::move(dx), std::move(dw), std::move(dbias), {}, {}};
+}
+
 }  // namespace quire_torch

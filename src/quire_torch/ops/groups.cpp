@@ -84,6 +84,50 @@ MutableGroupMatrices::MutableGroupMatrices(const op::TensorList& list, int64_t g
   all_ = without_memory(matrices_);
 }
 
+template <class Int>
+std::array<op::Result<Int>, 3> grouped_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
+                                               quire::Direction direction, bool wanted) {
+  if (!wanted) return results<Int>(spec, {}, direction, false);
+  const auto counts = quire::grouped_counts(spec, sizes, direction);
+  const auto scale = spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte;
+  return {op::Result<Int>{{counts[0]}, at::kByte}, op::Result<Int>{{counts[1]}, scale},
+          op::Result<Int>{{counts[2]}, at::kFloat}};
+}
+
+template <class Int>
+std::array<op::Result<Int>, 3> stacked_results(const quire::QuantSpec& spec, const quire::Shape<Int>& matrix,
+                                               int64_t groups, quire::Direction direction, bool wanted) {
+  auto r = results(spec, matrix, direction, wanted);
+  if (!wanted) return r;
+  for (auto& one : r) {
+    const quire::Shape<Int> sizes(one.sizes.begin(), one.sizes.end());
+    one.sizes = {quire::times(quire::product(sizes, 0, sizes.size()), Int(groups))};
+  }
+  return r;
+}
+
+template <class Int>
+std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
+                                            bool has_offsets, quire::Direction direction, bool wanted) {
+  return has_offsets ? grouped_results<Int>(spec, sizes, direction, wanted)
+                     : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
+}
+
+template std::array<op::Result<int64_t>, 3> grouped_results(const quire::QuantSpec&, const quire::GroupSizes<int64_t>&,
+                                                            Direction, bool);
+template std::array<op::Result<int64_t>, 3> stacked_results(const quire::QuantSpec&, const quire::Shape<int64_t>&,
+                                                            int64_t, Direction, bool);
+template std::array<op::Result<int64_t>, 3> rows_results(const quire::QuantSpec&, const quire::GroupSizes<int64_t>&,
+                                                         bool, Direction, bool);
+template std::array<op::Result<c10::SymInt>, 3> grouped_results(const quire::QuantSpec&,
+                                                                const quire::GroupSizes<c10::SymInt>&, Direction, bool);
+template std::array<op::Result<c10::SymInt>, 3> stacked_results(const quire::QuantSpec&,
+                                                                const quire::Shape<c10::SymInt>&, int64_t, Direction,
+                                                                bool);
+template std::array<op::Result<c10::SymInt>, 3> rows_results(const quire::QuantSpec&,
+                                                             const quire::GroupSizes<c10::SymInt>&, bool, Direction,
+                                                             bool);
+
 FlatSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, Direction direction,
                    const char* what) {
   const std::array dtypes{at::kByte, spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};

@@ -84,35 +84,18 @@ class MutableGroupMatrices {
 /// each group has.
 template <class Int>
 std::array<op::Result<Int>, 3> grouped_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
-                                               quire::Direction direction, bool wanted) {
-  if (!wanted) return results<Int>(spec, {}, direction, false);
-  const auto counts = quire::grouped_counts(spec, sizes, direction);
-  const auto scale = spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte;
-  return {op::Result<Int>{{counts[0]}, at::kByte}, op::Result<Int>{{counts[1]}, scale},
-          op::Result<Int>{{counts[2]}, at::kFloat}};
-}
+                                               quire::Direction direction, bool wanted);
 
 /// The same for matrices [rows, k], one a group: exactly their buffers.
 template <class Int>
 std::array<op::Result<Int>, 3> stacked_results(const quire::QuantSpec& spec, const quire::Shape<Int>& matrix,
-                                               int64_t groups, quire::Direction direction, bool wanted) {
-  auto r = results(spec, matrix, direction, wanted);
-  if (!wanted) return r;
-  for (auto& one : r) {
-    const quire::Shape<Int> sizes(one.sizes.begin(), one.sizes.end());
-    one.sizes = {quire::times(quire::product(sizes, 0, sizes.size()), Int(groups))};
-  }
-  return r;
-}
+                                               int64_t groups, quire::Direction direction, bool wanted);
 
 /// What operators keep of the rows of x: the first where there are offsets, the second where they are
 /// one group.
 template <class Int>
 std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
-                                            bool has_offsets, quire::Direction direction, bool wanted) {
-  return has_offsets ? grouped_results<Int>(spec, sizes, direction, wanted)
-                     : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
-}
+                                            bool has_offsets, quire::Direction direction, bool wanted);
 
 /// Flat buffers of one direction of groups, and the elements they have room for.
 struct FlatSide {

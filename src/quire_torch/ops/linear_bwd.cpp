@@ -69,7 +69,52 @@ void sum_dy(const at::Tensor& t, const quire::RowGroups& groups, at::Tensor& dbi
   quire::column_sum({.x = dy.matrix(), .out = out.data, .out_dtype = out.dtype, .groups = groups}, context);
 }
 
+/// Throws if `needs` has another bit than these.
+void check_needs(int64_t needs, const char* op) {
+  constexpr int64_t kAll = kNeedsX | kNeedsW | kNeedsBias | kKeepsDy;
+  quire::check((needs & ~kAll) == 0, op, ": needs must be a sum of 1 (dx), 2 (dw), 4 (dbias) and 8 (dy), got ", needs);
+}
+
+/// A gradient among the results of a backward operator; absent where it is not needed.
+template <class Int>
+op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::ScalarType dtype) {
+  op::Result<Int> r = op::absent<Int>(dtype);
+  if (wanted == 0) return r;
+  r.sizes.clear();
+  r.sizes.append(sizes.begin(), sizes.end());
+  return r;
+}
+
+/// dx, dw and dbias of a backward operator, as `needs` says; op: its name, for errors.
+template <class Int, class Args>
+std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
+  check_result_dtype(a.dtype, op, ": dtype");
+  const int64_t groups = group_count(a.offsets, a.dy, op);
+  auto dx = shape<Int>(a.dy);
+  const Int n = dx.back(), k = op::as<Int>(a.in_features);
+  dx.back() = k;
+  quire::Shape<Int> dw{n, k}, dbias{n};
+  if (a.offsets) dw = {Int(groups), n, k}, dbias = {Int(groups), n};
+  return {needed(a.needs & kNeedsX, dx, a.dtype), needed(a.needs & kNeedsW, dw, a.dtype),
+          needed(a.needs & kNeedsBias, dbias, a.dy.scalar_type())};
+}
+
 }  // namespace
+
+template <class Int>
+std::array<op::Result<Int>, 6> LinearBwd::results(const Args& a) {
+  check_input(a.dy, "linear_bwd: dy");
+  check_needs(a.needs, "linear_bwd");
+  const auto [dx, dw, dbias] = gradient_results<Int>(a, "linear_bwd");
+  const auto dy = shape<Int>(a.dy);
+  const int64_t groups = group_count(a.offsets, a.dy, "linear_bwd");
+  auto q = rows_results<Int>(a.recipe->dy, {quire::product(dy, 0, dy.size() - 1), dy.back(), groups},
+                             a.offsets.has_value(), quire::Direction::columnwise, (a.needs & kKeepsDy) != 0);
+  if (a.bwd_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(groups)}, at::kFloat};
+  return {dx, dw, dbias, q[0], q[1], q[2]};
+}
+template std::array<op::Result<int64_t>, 6> LinearBwd::results<int64_t>(const Args&);
+template std::array<op::Result<c10::SymInt>, 6> LinearBwd::results<c10::SymInt>(const Args&);
 
 void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const auto sizes = shape<int64_t>(a.dy);
@@ -95,6 +140,23 @@ void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& co
   }
   if (a.needs & kNeedsBias) sum_dy(a.dy, groups, out[2], context);
 }
+
+template <class Int>
+std::array<op::Result<Int>, 3> LinearUnquantizedBwd::results(const Args& a) {
+  check_input(a.dy, "linear_unquantized_bwd: dy");
+  check_needs(a.needs, "linear_unquantized_bwd");
+  quire::check((a.needs & kKeepsDy) == 0, "linear_unquantized_bwd: needs must not have 8: no dy is quantized; got ",
+               a.needs);
+  const auto gradients = gradient_results<Int>(a, "linear_unquantized_bwd");
+  if ((a.needs & kNeedsX) && a.w.empty())
+    quire::check(a.recipe->has_value(), "linear_unquantized_bwd: w is absent; pass it, or its codes and a recipe");
+  else if (a.needs & kNeedsX)
+    check_list<Int>(a.w, group_count(a.offsets, a.dy, "linear_unquantized_bwd"),
+                    {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "linear_unquantized_bwd: w", a.dy.device());
+  return gradients;
+}
+template std::array<op::Result<int64_t>, 3> LinearUnquantizedBwd::results<int64_t>(const Args&);
+template std::array<op::Result<c10::SymInt>, 3> LinearUnquantizedBwd::results<c10::SymInt>(const Args&);
 
 void LinearUnquantizedBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
   const MatrixView dy(a.dy, "linear_unquantized_bwd: dy");

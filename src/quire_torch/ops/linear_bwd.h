@@ -23,12 +23,6 @@ inline bool from_codes(quire::Backward mode) {
   return mode == quire::Backward::quantized || mode == quire::Backward::requantized;
 }
 
-/// Throws if `needs` has another bit than these.
-inline void check_needs(int64_t needs, const char* op) {
-  constexpr int64_t kAll = kNeedsX | kNeedsW | kNeedsBias | kKeepsDy;
-  quire::check((needs & ~kAll) == 0, op, ": needs must be a sum of 1 (dx), 2 (dw), 4 (dbias) and 8 (dy), got ", needs);
-}
-
 /// The rows of the matrix [M, K] that t is.
 inline c10::SymInt rows_of(const at::Tensor& t) {
   const auto sizes = shape<c10::SymInt>(t);
@@ -39,30 +33,6 @@ inline SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(s
 
 /// Data, scale and amax of one direction.
 using DirectionBuffers = std::array<at::Tensor, 3>;
-
-/// A gradient among the results of a backward operator; absent where it is not needed.
-template <class Int>
-op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::ScalarType dtype) {
-  op::Result<Int> r = op::absent<Int>(dtype);
-  if (wanted == 0) return r;
-  r.sizes.clear();
-  r.sizes.append(sizes.begin(), sizes.end());
-  return r;
-}
-
-/// dx, dw and dbias of a backward operator, as `needs` says; op: its name, for errors.
-template <class Int, class Args>
-std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
-  check_result_dtype(a.dtype, op, ": dtype");
-  const int64_t groups = group_count(a.offsets, a.dy, op);
-  const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
-  auto dx = shape<Int>(a.dy);
-  dx.back() = k;
-  quire::Shape<Int> dw{n, k}, dbias{n};
-  if (a.offsets) dw = {Int(groups), n, k}, dbias = {Int(groups), n};
-  return {needed(a.needs & kNeedsX, dx, a.dtype), needed(a.needs & kNeedsW, dw, a.dtype),
-          needed(a.needs & kNeedsBias, dbias, a.dy.scalar_type())};
-}
 
 /// dy [*, N] is quantized as the recipe says and gives for each group (numerics.md 6.1, 6.6, 0.19)
 ///   dx    [*, K]    = dy rowwise * w columnwise,     in `dtype`; zero in rows beyond the last group
@@ -109,17 +79,7 @@ struct LinearBwd : OpBase {
   static constexpr std::array kResults{"dx", "dw", "dbias", "dy_data", "dy_scale", "dy_amax"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 6> results(const Args& a) {
-    check_input(a.dy, "linear_bwd: dy");
-    check_needs(a.needs, "linear_bwd");
-    const auto [dx, dw, dbias] = gradient_results<Int>(a, "linear_bwd");
-    const auto dy = shape<Int>(a.dy);
-    const int64_t groups = group_count(a.offsets, a.dy, "linear_bwd");
-    auto q = rows_results<Int>(a.recipe->dy, {quire::product(dy, 0, dy.size() - 1), dy.back(), groups},
-                               a.offsets.has_value(), quire::Direction::columnwise, (a.needs & kKeepsDy) != 0);
-    if (a.bwd_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(groups)}, at::kFloat};
-    return {dx, dw, dbias, q[0], q[1], q[2]};
-  }
+  static std::array<op::Result<Int>, 6> results(const Args& a);
   static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
 };
 
@@ -152,20 +112,7 @@ struct LinearUnquantizedBwd : OpBase {
   static constexpr std::array kResults{"dx", "dw", "dbias"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 3> results(const Args& a) {
-    check_input(a.dy, "linear_unquantized_bwd: dy");
-    check_needs(a.needs, "linear_unquantized_bwd");
-    quire::check((a.needs & kKeepsDy) == 0, "linear_unquantized_bwd: needs must not have 8: no dy is quantized; got ",
-                 a.needs);
-    const auto gradients = gradient_results<Int>(a, "linear_unquantized_bwd");
-    if ((a.needs & kNeedsX) && a.w.empty())
-      quire::check(a.recipe->has_value(), "linear_unquantized_bwd: w is absent; pass it, or its codes and a recipe");
-    else if (a.needs & kNeedsX)
-      check_list<Int>(a.w, group_count(a.offsets, a.dy, "linear_unquantized_bwd"),
-                      {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "linear_unquantized_bwd: w",
-                      a.dy.device());
-    return gradients;
-  }
+  static std::array<op::Result<Int>, 3> results(const Args& a);
   static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
 };
 

@@ -90,12 +90,6 @@ void keep_operands(const WgradStash::Args& a) {
   if (!a.operands.front().is_meta()) op::call<WgradStash>(a);
 }
 
-void check_on_host(const op::OptionalTensor& stash, const char* op) {
-  quire::check(!stash || op::on_host(stash->device()), op,
-               ": wgrad_stash must be on the CPU, whichever device computes, got it on ",
-               stash ? stash->device() : at::Device(op::kHost), "; move it with .cpu()");
-}
-
 Stashed take_stashed(const at::Tensor& t) {
   int64_t* stash = check_stash(t, "wgrad_take_");
   Stashes& s = stashes();

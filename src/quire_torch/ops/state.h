@@ -57,8 +57,6 @@ struct WgradStash : OpBase {
 
 /// Calls wgrad_stash_. Of operands on the meta device there is nothing to keep.
 void keep_operands(const WgradStash::Args& a);
-/// Throws unless the stash, if there is one, is on the CPU.
-void check_on_host(const op::OptionalTensor& stash, const char* op);
 
 /// The oldest operands kept under the number in `stash`, which counts down, with tokens, recipe and overwrite; an empty
 /// list if there are none. Not for graphs.
