@@ -44,7 +44,7 @@ def run(bug: Bug, folder: Path) -> tuple[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *bug.tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *bug.arguments()]
     started = time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many run at a time")
     parser.add_argument("--list", action="store_true", help="list the bugs, and run nothing")
     options = parser.parse_args()
-    chosen = [bug for bug in BUGS if options.match in f"{bug.name} {bug.contract} {' '.join(bug.tests)}"]
+    chosen = [bug for bug in BUGS if options.match in f"{bug.name} {bug.contract} {bug.tests}"]
     if options.list:
         print(*(f"{bug.name} ({bug.contract})" for bug in chosen), sep="\n")
         return 0

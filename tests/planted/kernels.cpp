@@ -88,11 +88,6 @@ void sets_padding(quire::QuantizeProblem p, const Kernel<quire::QuantizeProblem>
   if (!data || !p.spec.packed() || p.spec.interleaved || p.x.cols % 2 == 0) return;
   for (int64_t i = 1; i <= p.x.rows; ++i) data[i * (p.x.cols + 1) / 2 - 1] |= 0xF0;
 }
-void swaps_interleaved_lines(quire::ReorderProblem p, const Kernel<quire::ReorderProblem>& kernel) {
-  kernel(p);
-  auto* const data = static_cast<uint8_t*>(p.data);
-  if (data && !p.from.spec.interleaved && p.from.outer > 1) std::swap_ranges(data, data + 4, data + 4);
-}
 
 /// Products.
 
@@ -151,10 +146,6 @@ void swaps_equal_scores(quire::RouteProblem p, const Kernel<quire::RouteProblem>
       if (logits[id[0]] == logits[id[1]]) std::swap(id[0], id[1]);
   }
 }
-void ignores_weights(quire::UnpermuteProblem p, const Kernel<quire::UnpermuteProblem>& kernel) {
-  p.weights = nullptr;
-  kernel(p);
-}
 
 void ignores_order_of_chunks(quire::ChunkRowsProblem p, const Kernel<quire::ChunkRowsProblem>& kernel) {
   p.order = {};
@@ -201,7 +192,6 @@ const Named kFaults[] = {
     {"stores_lower_e8m0", one<stores_lower_e8m0>},
     {"swaps_swizzled_scales", one<swaps_swizzled_scales>},
     {"sets_padding", one<sets_padding>},
-    {"swaps_interleaved_lines", one<swaps_interleaved_lines>},
     {"leaves_out_bias", one<leaves_out_bias>},
     {"leaves_out_addend", one<leaves_out_addend>},
     {"leaves_out_last_column", one<leaves_out_last_column>},
@@ -211,7 +201,6 @@ const Named kFaults[] = {
     {"sum_without_last_row", one<sum_without_last_row>},
     {"forgets_zero_centered", one<forgets_zero_centered>},
     {"swaps_equal_scores", one<swaps_equal_scores>},
-    {"ignores_weights", one<ignores_weights>},
     {"ignores_order_of_chunks", one<ignores_order_of_chunks>},
     {"accepts_stale_codes", one<accepts_stale_codes>},
     {"does_not_count", one<does_not_count>},

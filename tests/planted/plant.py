@@ -8,8 +8,9 @@ import importlib.abc
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 #: The bug that sitecustomize.py plants, by its name.
 VARIABLE = "QUIRE_PLANTED_BUG"
+PYTHON_TESTS = Path(__file__).parents[1] / "python"
 
 
 class Fault(Protocol):
@@ -123,12 +125,20 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class Bug:
-    """contract: the section of docs that says otherwise. tests: arguments of pytest, of which one fails."""
+    """contract: what says otherwise, a section of a page of docs or a docstring. tests: those of which one fails, a file
+    below tests/python and options of pytest."""
 
     name: str
     contract: str
     fault: Fault
-    tests: Sequence[str]
+    tests: str
+
+    def file(self) -> Path:
+        return (PYTHON_TESTS / shlex.split(self.tests)[0]).resolve()
+
+    def arguments(self) -> list[str]:
+        """For pytest."""
+        return [str(self.file()), *shlex.split(self.tests)[1:]]
 
 
 @functools.cache
