@@ -125,8 +125,8 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class Bug:
-    """contract: what says otherwise, a section of a page of docs or a docstring. tests: those of which one fails, a file
-    below tests/python and options of pytest."""
+    """contract: what says otherwise, a section of a page of docs or a docstring. tests: those of which one fails, as a
+    file below tests/python and options of pytest."""
 
     name: str
     contract: str
