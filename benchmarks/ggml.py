@@ -90,7 +90,8 @@ def build() -> None:
     )
     (archive,) = FOLDER.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as tar:
-        tar.extractall(FOLDER, [m for m in tar.getmembers() if "/ggml/" in m.name], filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # which Python before 3.11.4 does not have
+        tar.extractall(FOLDER, [m for m in tar.getmembers() if "/ggml/" in m.name])
     archive.unlink()
     (source,) = FOLDER.glob("llama_cpp_python-*/vendor/llama.cpp/ggml")
     (source / "ggml.pc.in").touch()  # asked for, and not in the archive

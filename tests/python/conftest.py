@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import quire
 import steps
 from every_recipe import DEFAULTS, VARIANTS, params
 from quire.golden import cases
-from quire.golden.comparison import VECTORS
+from quire.golden.comparison import unpack
 from quire.golden.reader import Golden
 from ranks import SPAWN, Ranks, forget
 from steps import same
@@ -138,8 +137,7 @@ def golden(tmp_path_factory):
     folder = Path(os.environ.get("QUIRE_GOLDEN_DIR", "does not exist"))
     if not (folder / "manifest.json").exists():
         folder = tmp_path_factory.mktemp("golden")
-        with tarfile.open(VECTORS) as archive:
-            archive.extractall(folder, filter="data")
+        unpack(folder)
     return Golden(folder)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 import quire
 from quire import recipe
-from quire.golden.comparison import VECTORS
+from quire.golden.comparison import unpack
 from quire_torch.one_group import backward, forward, linear
 from steps import assert_rounded
 
@@ -28,8 +27,7 @@ def delayed(tmp_path_factory):
     folder = Path(os.environ.get("QUIRE_GOLDEN_DIR", "does not exist"))
     if not (folder / "manifest.json").exists():
         folder = tmp_path_factory.mktemp("golden")
-        with tarfile.open(VECTORS) as archive:
-            archive.extractall(folder, filter="data")
+        unpack(folder)
     entries = json.loads((folder / "manifest.json").read_text())["cases"]
     case = next(entry for entry in entries if entry["id"] == "linear/delayed_hybrid")
 

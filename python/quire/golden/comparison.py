@@ -50,6 +50,14 @@ def table(found: list[Family]) -> list[str]:
     return lines + [line for f in found for line in f.wrong]
 
 
+def unpack(folder: str | Path) -> None:
+    """Writes the files of the vectors into a folder."""
+    with tarfile.open(VECTORS) as archive:
+        # Not the argument `filter`, which Python before 3.11.4 does not have.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
+
+
 def main(device: torch.device | str | None = None) -> int:
     """Prints the table of a device, by default CUDA's if there is one. Returns 0 if nothing differs, 1 if something
     does, 2 if nothing could be compared."""
@@ -63,8 +71,7 @@ def main(device: torch.device | str | None = None) -> int:
         print("the golden vectors are read with NumPy, which is not installed; python -m pip install numpy")
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(VECTORS) as archive:
-            archive.extractall(folder, filter="data")
+        unpack(folder)
         try:
             found = families(torch.device(device), Path(folder))
         except (RuntimeError, AssertionError) as error:
