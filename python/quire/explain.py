@@ -323,8 +323,8 @@ def _note_layer(path: str) -> None:
 _ROUNDS = "emulate_precision_casts"
 _FUSED = (
     "Inductor compiles this, and keeps float32 between operators that it fuses, where eager mode rounds to 16 bits. "
-    "Layers then quantize other values, and results differ from eager ones by several percent. To compare them, set "
-    f"torch._inductor.config.{_ROUNDS} = True before compiling"
+    "Layers then quantize other values, and results can differ from eager ones by several percent. To compare them, "
+    f"set torch._inductor.config.{_ROUNDS} = True before compiling"
 )
 
 

@@ -171,7 +171,7 @@ COLUMNS = (
             Source("python.distributed.test_expert_parallel", "test_results_are_those_of_one_process"),
             Source(
                 "python.nn.test_moe",
-                "test_every_recipe_stays_close_to_high_precision",
+                "test_it_is_its_parts",
                 every(every_recipe.IN_ANY_PRECISION),
             ),
         ),
@@ -213,9 +213,9 @@ def dialects(row: str) -> str:
 TEXT = """# What works
 
 This page says which recipe works with which feature. It is made from the tables of the tests: `yes` means that a test
-runs the pair. *Not tested* means that no test runs the pair and nothing is known to refuse it. The columns *train*,
-*tensor parallel*, *FSDP* and *experts* are about layers in training. *Export* and *AOTInductor* are about converted
-models, and about layers that quantize their weights in each call. *LoRA* is about a converted model.
+runs the pair. *Not tested* means that no test runs the pair, and as far as we know it raises no error. The columns
+*train*, *tensor parallel*, *FSDP* and *experts* are about layers in training. *Export* and *AOTInductor* are about
+converted models, and about layers that quantize their weights in each call. *LoRA* is about a converted model.
 `PYTHONPATH=tests:tools python tests/docs/what_works.py` writes the page, and a test compares it.
 
 ## Recipes and features
@@ -228,15 +228,15 @@ models, and about layers that quantize their weights in each call. *LoRA* is abo
 (b) The tests make packages with PyTorch 2.13, and run them in Python. From C++ they run `mxfp8` and `nvfp4`.
 
 The last column is from the table of [Checkpoints of other tools](checkpoints.md#i-have-quantized-a-model-with-quire),
-which also says which text of a recipe each dialect stores.
+which also says which spec each kind of file can store.
 
 Every feature of every layer, such as activation checkpointing, microbatches, or gradients that are added to
 `main_grad`, has its own tests. CONTRIBUTING.md says where they are.
 
 ## Ways to run
 
-Each layer gives the bits of eager mode in each of these ways. The tests run every layer and option in each way. Each
-way, and each layer and option, is run with these recipes: {recipes}.
+Each layer gives the bits of eager mode in each of these ways. The tests run every layer and option in each way, with
+one recipe of these. Every layer and option, and every way, is run with each of them: {recipes}.
 
 {ways}
 

@@ -56,7 +56,8 @@ class Recommendation:
         layers: the number of layers that can be converted, those of at least min_features.
         estimates: high precision first, then the recipes, the fastest first, and for the goal "memory" the smallest.
         equal: the names of the recipes that are as good as the best one for the goal: less than 5 % slower, or of the
-            same size. `recipe` is the most accurate of them.
+            same size. `recipe` is one of them with the most bits, NVFP4 before MXFP4.
+        dtypes: those of the weights of the layers, with which the recipes are compared.
     """
 
     goal: str
@@ -65,11 +66,16 @@ class Recommendation:
     layers: int
     estimates: tuple[RecipeEstimate, ...]
     equal: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
 
     def __str__(self) -> str:
         plain = self.estimates[0]
         steps = "a forward and a backward pass" if self.goal == "training" else "a forward pass"
-        lines = [f"{steps} of the linear layers with {counted(self.tokens, 'row')} on this machine, and their weights:"]
+        dtypes = " and ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        lines = [
+            f"{steps} of the linear layers, whose weights are in {dtypes}, with {counted(self.tokens, 'row')} on this "
+            "machine, and the bytes of the weights:"
+        ]
         width = max(15, *(len(it.name) for it in self.estimates))
         for it in self.estimates:
             ratio = f"{plain.seconds / it.seconds:.2f} times as fast"
@@ -90,7 +96,8 @@ class Recommendation:
         lines = [f"{known}; no figure for {', '.join(others)}" if others else known]
         if self.recipe is not None and len(self.equal) > 1:
             how = "of the same size" if self.goal == "memory" else "less than 5 % apart, which is noise"
-            lines.append(f"{how}: {', '.join(self.equal)}; {self.recipe} is the most accurate of them")
+            why = f"{self.recipe} is taken for its format (8 bits before 4, NVFP4 before MXFP4)"
+            lines.append(f"{how}: {', '.join(self.equal)}; {why}")
         return lines
 
     __repr__ = __str__
@@ -110,8 +117,9 @@ def recommend(
     One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
     large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a
     layer cannot have it as its own recipe. Accuracy is not measured. Of recipes whose times differ by less than 5 %,
-    which is noise, the one with the more accurate formats is recommended: 8 bits before 4, NVFP4 before MXFP4. Call it
-    within the torch.autocast that the model will run within. A quire.autocast around the call has no effect.
+    which is noise, the one with the more accurate formats is recommended: 8 bits before 4, NVFP4 before MXFP4. The
+    comparison is with the model as it is: pass it in the dtype that you will use, and within the torch.autocast that it
+    will run within. A quire.autocast around the call has no effect.
 
     Args:
         model: the model. It does not change.
@@ -165,7 +173,13 @@ def recommend(
     pays = chosen.weight_bytes < plain.weight_bytes if goal == "memory" else plain.seconds > _WORTH * chosen.seconds
     every = (plain, *best)
     return Recommendation(
-        goal, tokens, chosen.name if pays else None, len(layers), every, tuple(it.name for it in equal)
+        goal,
+        tokens,
+        chosen.name if pays else None,
+        len(layers),
+        every,
+        tuple(it.name for it in equal),
+        tuple(dict.fromkeys(layer.weight.dtype for layer in layers)),
     )
 
 

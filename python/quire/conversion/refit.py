@@ -341,6 +341,6 @@ def _notes(model: torch.nn.Module, writes: list[Write]) -> list[str]:
     if not kept:
         return []
     return [
-        f"{counted(len(kept), 'layer')} keep codes of quire.quantize_weights, which are those of the old weights and "
-        "raise an error: call it again"
+        f"{counted(len(kept), 'layer')} with codes of quire.quantize_weights, made from the old weights: the next call "
+        "raises an error; call quire.quantize_weights again"
     ]

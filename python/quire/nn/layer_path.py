@@ -25,7 +25,7 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
             "Its parameters are on the meta device and have no values: call to_empty(device=...) on the model, then "
             "load_state_dict() or reset_parameters()."
         )
-    elif "static scale" in str(error):
+    elif "static scale" in str(error) and "quire.calibrate" not in str(error):
         error.add_note(
             "The static scale of its inputs comes from sample data: quire.calibrate(model, batches).apply(model), or "
             "quire.quantize_model."

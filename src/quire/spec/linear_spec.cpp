@@ -119,7 +119,8 @@ void check_tokens_alone(const QuantSpec& x, std::string_view where, bool static_
   check(
       static_scale || x.given || !of_tensor, where, " quantizes x with one scale for all tokens, so that the bits of ",
       "a token depend on its batch, and kernels=batch_invariant (quire.batch_invariant) forbids that; give x a scale ",
-      "for each token (fp8_row, nvfp4:row_scaled), scales of blocks (mxfp8, mxfp4, fp8_block), or a static scale ",
+      "for each token (fp8_row, nvfp4:row_scaled; as a recipe NVFP4BlockScaling(disable_rht=True, "
+      "row_scaled_activation=True)), scales of blocks (mxfp8, mxfp4, fp8_block), or a static scale ",
       "from quire.calibrate (the option 'given' of a recipe, input_scale of a runner)");
   check(!x.square, where, " gives tiles of several tokens of x one scale, and kernels=batch_invariant ",
         "(quire.batch_invariant) forbids that; remove the size of tiles from x");

@@ -301,7 +301,8 @@ def test_the_more_accurate_of_equal_recipes_is_recommended(clock):
     found = quire.recommend(model)
     assert found.recipe == "nvfp4" and found.equal == ("mxfp4", "nvfp4")
     assert names_of(found)[1:3] == ["mxfp4", "nvfp4"]
-    assert "less than 5 % apart, which is noise: mxfp4, nvfp4; nvfp4 is the most accurate of them" in str(found)
+    assert "less than 5 % apart, which is noise: mxfp4, nvfp4; nvfp4 is taken for its format" in str(found)
+    assert "whose weights are in float32, with 1 row" in str(found)
     clock(1.0, 0.52, 0.6, 0.54, 0.53, 2.0)
     found = quire.recommend(model)
     assert found.recipe == "fp8_current" and found.equal == ("nvfp4", "fp8_current", "mxfp8")
