@@ -54,8 +54,8 @@ def step_and_fork(threads):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_child_of_a_process_that_has_computed_does_not_wait_for_its_threads(threads):
-    # In a process of its own: once autograd has started threads, as a deeply nested backward pass of another test makes it
-    # do, PyTorch refuses backward passes in children.
+    # In a process of its own: once autograd has started threads, as the deeply nested backward pass of another test
+    # makes it do, PyTorch refuses backward passes in children.
     forks.call(step_and_fork, threads)
 
 
