@@ -106,6 +106,7 @@ def test_an_operation_computes_its_formula(operation, function):
     expected = [y, *torch.autograd.grad(y, [x, *extra], dy)]
     given = [tensor.detach().float().requires_grad_() for tensor in (x, *extra)]
     y = ops.Sequential(operation)(*given)
+    # No bound: which curve, and of which columns, is tested here, and that of its roundings with quire.functional.
     for found, wanted in zip([y, *torch.autograd.grad(y, given, dy.float())], expected, strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
 
@@ -154,6 +155,8 @@ def test_a_chain_computes_what_its_parts_do_in_float64():
     found = made(x, extra)
     dy = [torch.randn_like(y) for y in found]
     gradients = torch.autograd.grad(wanted, [*inputs, *wide.values()], [each.double() for each in dy])
+    # No bound: each norm divides the roundings before it by a deviation. Which parts there are, and in which order, is
+    # tested here; bits of the layers are tested below, and roundings of norms with those.
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
     for one, other in zip(torch.autograd.grad(found, [x, extra, *made.parameters()], dy), gradients, strict=True):
