@@ -163,6 +163,7 @@ def recommend(
     timed = [it if training else inference_recipe(it) for it in by_name.values()]
     with steady_weights(model):
         kinds = measure(layers, timed, tokens, training)
+        dtypes = tuple(dict.fromkeys(layer.weight.dtype for layer in layers))
     plain, *found = [_estimate(name, i, kinds, goal) for i, name in enumerate(("high precision", *by_name))]
     best = sorted(found, key=lambda it: (it.weight_bytes, it.seconds) if goal == "memory" else (it.seconds, 0))
     if goal == "memory":
@@ -179,7 +180,7 @@ def recommend(
         len(layers),
         every,
         tuple(it.name for it in equal),
-        tuple(dict.fromkeys(layer.weight.dtype for layer in layers)),
+        dtypes,
     )
 
 
