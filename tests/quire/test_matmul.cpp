@@ -48,7 +48,7 @@ constexpr std::array<std::array<int64_t, 3>, 10> kSizes{{{1, 1, 1},
                                                          {3, 2, 0}}};
 
 InputShape shape_of(int64_t rows, int64_t cols, bool transpose) {
-  return transpose ? InputShape{cols, rows, 3} : InputShape{rows, cols, 3};
+  return transpose ? InputShape{cols, rows, 4} : InputShape{rows, cols, 4};
 }
 
 /// a and b of these sizes, of which the product reads one dtype or two.
@@ -100,7 +100,7 @@ TEST_P(PlainProduct, ARowHasTheBitsThatItHasAlone) {
   constexpr int64_t cols = 67;
   const DType dtype = GetParam().results.front();
   for (const bool transpose_b : {false, true}) {
-    const Factors f({170, cols, 600}, false, transpose_b, dtype, dtype);
+    const Factors f({170, cols, 608}, false, transpose_b, dtype, dtype);
     Guarded bias(cols * size_of(dtype)), all(170 * cols * size_of(dtype)), some(40 * cols * size_of(dtype));
     const auto multiply = [&](Matrix a, const void* biases, Guarded& out) {
       GetParam().run({.a = a,
