@@ -45,6 +45,31 @@ def test_the_bytes_of_a_recommendation_are_those_of_layers_without_a_tied_embedd
     assert 0 <= now - (sizes["mxfp4"] + 256 * 512 * 4) < 1000  # beside the codes: the embedding, and states of layers
 
 
+def test_the_megabytes_that_a_layer_keeps_for_backward_are_those_of_the_page(page):
+    kept = {}
+    for recipe in ("", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "mxfp4", "nvfp4"):
+        layer = quire.Linear(1024, 1024, bias=False, params_dtype=torch.bfloat16)
+        x, storages = torch.zeros(4096, 1024, dtype=torch.bfloat16, requires_grad=True), {}
+
+        def pack(t, storages=storages):
+            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            with quire.autocast(enabled=bool(recipe), recipe=recipe or None):
+                layer(x)
+        storages.pop(layer.weight.untyped_storage().data_ptr(), None)
+        kept[recipe] = round(sum(storages.values()) / 1e6, 1)
+    eight, four = ({kept[r] for r in recipes.split()} for recipes in ("fp8_current fp8_block mxfp8", "mxfp4 nvfp4"))
+    assert kept["fp8_delayed"] in eight
+    assert says(
+        page,
+        "docs/which-recipe.md",
+        f"keeps {kept['']} MB without a recipe, {min(eight)} to {max(eight)} MB with 8-bit recipes, and {min(four)} to "
+        f"{max(four)} MB with `mxfp4` and `nvfp4`",
+    )
+
+
 def test_the_megabytes_of_the_language_model_are_those_of_its_linear_layers(page):
     """SmolLM2-135M: 30 blocks of width 576, 3 heads of keys and values of 64, 1536 between, 49152 tokens."""
     blocks = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 576 * 1536)
