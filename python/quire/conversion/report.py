@@ -129,7 +129,9 @@ def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None) -> I
     names = [_names([layer.names for layer in alike]) for alike in groups.values()]
     width = max(map(len, names), default=0)
     for name, (_, *said), alike in zip(names, groups, groups.values(), strict=True):
-        said[0] += f" x {len(alike)}" if len(alike) > 1 else ""
+        if len(alike) > 1:
+            said[0] += f" x {len(alike)}"
+            said[1] += " each" if said[1] else ""
         yield f"  {name:<{width}}  {'  '.join(filter(None, said))}"
 
 

@@ -169,8 +169,8 @@ def test_the_report_says_what_weights_take():
     assert report.left[0].weight_bytes is None
     assert str(report).splitlines()[2:5] == [
         "memory: 3.15 MB before, 0.82 MB now, of all that the model holds",
-        "  0.0.up ... 0.2.up      256 -> 512 x 3  0.524 MB -> 0.135 MB",
-        "  0.0.down ... 0.2.down  512 -> 256 x 3  0.524 MB -> 0.135 MB",
+        "  0.0.up ... 0.2.up      256 -> 512 x 3  0.524 MB -> 0.135 MB each",
+        "  0.0.down ... 0.2.down  512 -> 256 x 3  0.524 MB -> 0.135 MB each",
     ]
 
 
