@@ -364,8 +364,10 @@ def test_the_function_of_a_python_runner_sees_the_state():
 @pytest.mark.parametrize("recipe", ["fp8_current", "nvfp4", "x=nvfp4,w=mxfp8,dy=mxfp8"])
 def test_one_scale_for_all_tokens_is_refused_with_the_remedy(recipe):
     made, x = layer(recipe), drawn(7, 288)
-    with quire.batch_invariant(), pytest.raises(RuntimeError, match="fp8_row, nvfp4:row_scaled.*quire.calibrate"):
+    remedy = "fp8_row, nvfp4:row_scaled.*row_scaled_activation=True.*quire.calibrate"
+    with quire.batch_invariant(), pytest.raises(RuntimeError, match=remedy) as raised:
         made(x)
+    assert [note[:12] for note in raised.value.__notes__] == ["In the layer"]  # not that it has static scales
     made(x)
 
 
