@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def operators_of(site: Path) -> Path:
 
 def dynamic_section(library: Path) -> str:
     return run("readelf", "--dynamic", library)
+
+
+def test_pip_builds_every_library_that_it_installs():
+    """`pip install .` begins with an empty folder, which this file's wheel does not."""
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]["build"]["targets"]
+    (among,) = re.findall(r"foreach\(library (.*)\)", (ROOT / "CMakeLists.txt").read_text())
+    recipes = [*ROOT.glob("cmake/*.cmake"), *ROOT.glob("src/*/CMakeLists.txt")]
+    installed = re.findall(r"install\(TARGETS (\w+)", "".join(path.read_text() for path in recipes))
+    assert built == ["libraries"] and {"quire", "quire_cuda", "quire_torch"} <= set(installed) <= set(among.split())
 
 
 def test_a_wheel_serves_every_python_and_pins_the_minor_version_of_torch(wheel, site):
