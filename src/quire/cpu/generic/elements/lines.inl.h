@@ -69,6 +69,15 @@ inline void write_line(DType dtype, const float* from, int64_t count, void* to) 
   with_dtype(dtype, [&](auto d) { write_as<d>(from, count, static_cast<Plain<d>*>(to)); });
 }
 
+/// Rounds a line of at most kCount float32 numbers to dtype.
+template <int64_t kCount>
+inline void round_line(DType dtype, int64_t count, float* line) {
+  if (dtype == DType::f32) return;
+  uint16_t rounded[kCount];
+  write_line(dtype, line, count, rounded);
+  read_line(dtype, rounded, count, line);
+}
+
 /// A tile of x: rows [row, row + rows) and columns [col, col + cols).
 struct Tile {
   int64_t row, col, rows, cols;

@@ -27,17 +27,9 @@ struct PlainLines {
     }
     for (int64_t i = 0; i < count; ++i, to += kPlainDepth) {
       if (!across) read_line(from.dtype, element_of(from, first + i, begin), size, to);
-      round_line(size, to);
+      if (dtype != from.dtype) round_line<kPlainDepth>(dtype, size, to);
       std::fill(to + size, to + round_up(size, kLanes), 0.0f);
     }
-  }
-
- private:
-  void round_line(int64_t size, float* line) const {
-    if (dtype == DType::f32 || dtype == from.dtype) return;
-    uint16_t rounded[kPlainDepth];
-    write_line(dtype, line, size, rounded);
-    read_line(dtype, rounded, size, line);
   }
 };
 

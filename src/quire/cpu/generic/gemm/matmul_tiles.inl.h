@@ -13,6 +13,9 @@ constexpr int64_t kTiled = 32;
 constexpr int64_t kTiledLanes = 16;
 /// Lanes of all columns of a task that are packed at a time: they stay in the second-level cache.
 constexpr int64_t kTiledColumnLanes = kMacroTileRows * 128;
+/// Most columns for which rows are read where they lie. More read them again, and rows that are a power of two apart
+/// share cache sets, so that packing them pays.
+constexpr int64_t kReadInPlace = 128;
 
 /// A matrix as lines along the contraction.
 struct TiledLines {
@@ -67,59 +70,67 @@ struct TiledLines {
   }
 };
 
-/// A problem and how its operands become tiles.
+/// A problem and how its operands become tiles. Names of rows and columns are those of tiles: the output is `swapped`
+/// if they are its columns and rows.
 struct TiledMatmul {
-  /// Lines of both operands, whose products one task computes.
-  struct Part {
-    int64_t row, rows, col, cols;
-  };
-
   const MatmulProblem& p;
   const TiledLines a{p.a, p.transpose_a}, b{p.b, !p.transpose_b};
   /// Rows of tiles need no packing if they lie along the contraction: those of the operand that has more lines, such as
   /// a weight.
   const bool swapped = !b.across && (a.across || b.lines() > a.lines());
   const TiledLines &rows = swapped ? b : a, &cols = swapped ? a : b;
+  const int64_t lanes = round_up(ceil_div(rows.contraction(), 2), kTiledLanes);
 
-  void run() const {
+  void multiply_matrix() const {
     if (p.out.rows == 0 || p.out.cols == 0) return;
     const OutputCut cut = cut_output<AmxMicroKernel>(cols.lines(), rows.lines(), rows.contraction());
     parallel_for(cut.count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t row = t % cut.across * cut.cols, col = t / cut.across * cut.rows;
-        multiply({row, std::min(cut.cols, rows.lines() - row), col, std::min(cut.rows, cols.lines() - col)});
+        multiply_macro_tile({row, col, std::min(cut.cols, rows.lines() - row), std::min(cut.rows, cols.lines() - col)});
       }
     });
   }
 
  private:
-  void multiply(const Part& part) const {
-    const int64_t across = round_up(part.cols, kTiled), down = round_up(part.rows, kTiled);
-    const int64_t lanes = round_up(ceil_div(rows.contraction(), 2), kTiledLanes);
-    const int64_t depth = std::min(lanes, kTiledColumnLanes / across / kTiledLanes * kTiledLanes);
-    const int64_t row_stride = depth + kTiledLanes;  // rows do not share cache sets
-    const ThreadMemory memory(static_cast<int64_t>(sizeof(float)) * (across * (down + depth) + kTiled * row_stride));
+  /// Memory of one task, and the lanes that it packs at a time.
+  struct TiledMemory {
+    const MacroTile& tile;
+    const int64_t across = round_up(tile.cols, kTiled), down = round_up(tile.rows, kTiled);
+    const int64_t depth, row_stride = depth + kTiledLanes;  // so rows do not share cache sets
+    const ThreadMemory memory{static_cast<int64_t>(sizeof(float)) * (across * (down + depth) + kTiled * row_stride)};
     float* const sums = static_cast<float*>(memory.get());  // [down / 32][across / 32][32][32]
-    float *const columns = sums + across * down, *const packed = columns + across * depth;
-    const TileSession<kTiledLanes> session(part.rows);
+    float *const columns = sums + across * down, *const rows = columns + across * depth;
+
+    TiledMemory(const MacroTile& t, int64_t lanes)
+        : tile(t), depth(std::min(lanes, kTiledColumnLanes / across / kTiledLanes * kTiledLanes)) {}
+  };
+
+  void multiply_macro_tile(const MacroTile& tile) const {
+    const TiledMemory w(tile, lanes);
+    const TileSession<kTiledLanes> session(tile.rows);
     int64_t begin = 0, end = 0;
     do {  // also without positions, where sums are 0
-      begin = end, end = std::min(lanes, begin + depth);
+      begin = end, end = std::min(lanes, begin + w.depth);
       for (int64_t l = begin; l < end; l += kTiledLanes)
-        for (int64_t j = 0; j < across; j += kLanes)
-          cols.pack(part.col + j, 2 * l, false, columns + j * depth + (l - begin) * kLanes, kLanes);
-      for (int64_t i = 0; i < down; i += kTiled) {
-        const float* from = across > 128 ? nullptr : rows.in_place(part.row + i, 2 * begin, 2 * end);
-        const int64_t stride = from ? rows.from.row_stride / 2 : row_stride;
-        if (!from) from = pack_rows(part.row + i, begin, end, packed, row_stride);
-        for (int64_t j = 0; j < across; j += kTiled) {
-          float* const sum = sums + i * across + j * kTiled;
-          add_products({part.rows - i, from, stride, columns + j * depth, depth * kLanes, end - begin}, begin == 0,
-                       sum);
-          if (end == lanes) write(part.row + i, part.col + j, sum);
-        }
-      }
+        for (int64_t j = 0; j < w.across; j += kLanes)
+          cols.pack(tile.col + j, 2 * l, false, w.columns + j * w.depth + (l - begin) * kLanes, kLanes);
+      for (int64_t i = 0; i < w.down; i += kTiled) multiply_panel(w, i, begin, end);
     } while (end < lanes);
+  }
+
+  /// Lanes [begin, end) of 32 rows from the i-th on, with all columns that are packed.
+  void multiply_panel(const TiledMemory& w, int64_t i, int64_t begin, int64_t end) const {
+    const int64_t row = w.tile.row + i;
+    const float* from = w.across > kReadInPlace ? nullptr : rows.in_place(row, 2 * begin, 2 * end);
+    const int64_t stride = from ? rows.from.row_stride / 2 : w.row_stride;
+    if (!from) from = pack_rows(row, begin, end, w.rows, w.row_stride);
+    for (int64_t j = 0; j < w.across; j += kTiled) {
+      float* const sum = w.sums + i * w.across + j * kTiled;
+      add_products({w.tile.rows - i, from, stride, w.columns + j * w.depth, w.depth * kLanes, end - begin}, begin == 0,
+                   sum);
+      if (end == lanes) write(row, w.tile.col + j, sum);
+    }
   }
 
   const float* pack_rows(int64_t row, int64_t begin, int64_t end, float* to, int64_t stride) const {
@@ -129,7 +140,7 @@ struct TiledMatmul {
     return to;
   }
 
-  /// What 32 x 32 sums are added to: rows [32][lanes] and columns [2][lanes][16].
+  /// What is multiplied for 32 x 32 sums: rows [32][lanes] and columns [2][lanes][16].
   struct Panel {
     int64_t rows;
     const float* a;
@@ -159,10 +170,8 @@ struct TiledMatmul {
     const int64_t width = std::min(kTiled, p.out.cols - col);
     float bias[kTiled] = {};
     if (p.bias.data) {
-      uint16_t rounded[kTiled];
       read_line(p.bias.dtype, static_cast<const char*>(p.bias.data) + col * size_of(p.bias.dtype), width, bias);
-      write_line(DType::bf16, bias, width, rounded);
-      read_line(DType::bf16, rounded, width, bias);
+      round_line<kTiled>(DType::bf16, width, bias);
     }
     for (int64_t i = 0; i < std::min(kTiled, p.out.rows - row); ++i) {
       float* const line = sums + i * kTiled;
@@ -189,4 +198,4 @@ struct TiledMatmul {
 };
 
 /// out = a b + bias in bfloat16.
-void matmul_by_tiles(const MatmulProblem& p) { TiledMatmul{p}.run(); }
+void matmul_by_tiles(const MatmulProblem& p) { TiledMatmul{p}.multiply_matrix(); }
