@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import quire
@@ -158,3 +158,23 @@ def test_copies_moves_and_state_of_a_sharded_layer(fake_mesh):
     other.float().load_state_dict(layer.state_dict())
     assert torch.equal(other.weight.to_local(), layer.weight.to_local())
     assert other(torch.randn(4, 256)).shape == (4, 128)
+
+
+#: What calls operators without a layer, with one sharded tensor.
+OPERATORS = {
+    "quantize": lambda t: quire.quantize(t, "mxfp8"),
+    "amax": lambda t: quire.amax(t, "nvfp4"),
+    "activation": lambda t: quire.functional.activation(t, "gelu", t.dtype),
+    "linear": lambda t: quire.functional.linear(torch.ones(3, 64), t, None, "x=mxfp8,w=mxfp8", torch.float32),
+    "runner_register_linear": lambda t: quire.runners.register(quire.runners.LinearRunner(t)),
+    "nvfp4_linear": lambda t: quire.nvfp4_linear(t.bfloat16(), 1, 32),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_refuse_a_dtensor_in_words(fake_mesh, name):
+    t = distribute_tensor(torch.ones(32, 64), fake_mesh, [Shard(0)])
+    with pytest.raises(
+        NotImplementedError, match=rf"{name}: an argument is a DTensor with \(Shard\(dim=.*t.to_local\(\)"
+    ):
+        OPERATORS[name](t)
