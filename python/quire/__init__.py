@@ -119,9 +119,7 @@ __all__ = [
     "unpack_weights",
 ]
 
-when_imported(
-    "peft.tuners.lora.layer", lambda layers: importlib.import_module("quire.integrations.adapters").guard(layers)
-)
+when_imported("peft.tuners.lora.layer", lambda layers: importlib.import_module("quire.integrations.peft").guard(layers))
 OPENERS.append(lambda model, path: importlib.import_module("quire.io.refitting").fitted(model, path))
 
 #: Modules that are public beside these names.

@@ -16,8 +16,8 @@ import quire
 import steps
 from every_recipe import DEFAULTS, VARIANTS, params
 from quire.golden import cases
+from quire.golden.cases import Golden
 from quire.golden.comparison import unpack
-from quire.golden.reader import Golden
 from ranks import SPAWN, Ranks, forget
 from steps import same
 

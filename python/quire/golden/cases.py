@@ -1,13 +1,67 @@
-"""The golden vectors of quantizers, and what differs of them."""
+"""The golden vectors of quantizers: reads them (golden.tar.xz, unpacked to a folder), and says what a device computes
+otherwise."""
 
+import json
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from quire.functional import quantize
-from quire.golden.reader import Case
+
+
+@cache
+def _bytes(path: Path) -> np.ndarray:
+    return np.fromfile(path, np.uint8)
+
+
+class Case:
+    """One case: `id`, `spec` (its parameters) and its tensors, as case["x"] or, widened to float32, case.f32("x")."""
+
+    def __init__(self, folder: Path, entry: dict) -> None:
+        self.id: str = entry["id"]
+        self.spec: dict = entry["spec"]
+        self._folder = folder
+        self._tensors: dict[str, dict] = entry["tensors"]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        dtype = np.dtype(tensor["dtype"]).newbyteorder("<")
+        begin, count = tensor["offset"], int(np.prod(tensor["shape"])) * dtype.itemsize
+        return _bytes(self._folder / tensor["file"])[begin : begin + count].view(dtype).reshape(tensor["shape"])
+
+    def f32(self, name: str = "x") -> np.ndarray:
+        """An input; float16 and bfloat16 are stored as bit patterns, and spec["input"] says which they are."""
+        bits = self[name]
+        if bits.dtype == np.float32:
+            return bits
+        if self.spec.get("input") == "f16":
+            return bits.view(np.float16).astype(np.float32)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Golden:
+    """All cases below a folder."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        self._entries: list[dict] = json.loads((self._folder / "manifest.json").read_text())["cases"]
+
+    def cases(self, group: str | None = None) -> Iterator[Case]:
+        """All cases, or those of one group: the part of the id before the slash."""
+        for entry in self._entries:
+            if group in (None, entry["id"].split("/")[0]):
+                yield Case(self._folder, entry)
+
+    def get(self, id: str) -> Case:
+        return next(case for case in self.cases() if case.id == id)
+
 
 # The vectors' names for buffers, of cases with both directions and with one.
 _KINDS = [("codes", "data"), ("scale", "scale"), ("scale_inv", "scale"), ("amax", "amax")]

@@ -26,8 +26,7 @@ class Family:
 
 def families(device: torch.device | str, folder: Path) -> list[Family]:
     """Compares all vectors in a folder with what the device computes."""
-    from quire.golden.cases import SPEC_OF, compared
-    from quire.golden.reader import Golden
+    from quire.golden.cases import SPEC_OF, Golden, compared
 
     golden, found = Golden(folder), []
     for group in SPEC_OF:

@@ -70,8 +70,8 @@ def _convert(options: argparse.Namespace) -> tuple[Any, int]:
 def _run(options: argparse.Namespace) -> tuple[Any, int]:
     if options.prompt is not None:
         # Integrations stand above quire.io: only this command knows both.
-        generating = importlib.import_module("quire.integrations.generating")
-        return generating.generate(options.path, options.prompt, options.new_tokens), 0
+        transformers = importlib.import_module("quire.integrations.transformers")
+        return transformers.generate(options.path, options.prompt, options.new_tokens), 0
     found = run(options.path, options.tokens)
     return found, int(not found)
 
