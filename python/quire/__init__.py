@@ -120,7 +120,7 @@ __all__ = [
 ]
 
 when_imported("peft.tuners.lora.layer", lambda layers: importlib.import_module("quire.integrations.peft").guard(layers))
-OPENERS.append(lambda model, path: importlib.import_module("quire.io.refitting").fitted(model, path))
+OPENERS.append(lambda model, path: importlib.import_module("quire.io.into_model").fitted(model, path))
 
 #: Modules that are public beside these names.
 _MODULES = ("functional", "info", "io", "nn", "te")

@@ -11,7 +11,7 @@ from quire.checks import check_type, check_type_or_none
 from quire.io.container import Container, Entry
 from quire.io.dialect import Dialect, check_consumed, check_unscaled, unscaled
 from quire.io.dialects import dialect_of
-from quire.io.gguf_file import GgufFile
+from quire.io.dialects.gguf import GgufFile
 from quire.io.layout import StoredWeight, check_inputs, check_zero_points, consumed
 from quire.io.te_file import TeFile
 from quire.loading.float_mode import subnormals_kept

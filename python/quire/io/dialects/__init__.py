@@ -14,7 +14,7 @@ from quire.io.dialects.comfyui import ComfyUi
 from quire.io.dialects.compressed_tensors import CompressedTensors
 from quire.io.dialects.deepseek import DeepSeek
 from quire.io.dialects.fbgemm import Fbgemm
-from quire.io.dialects.gguf_blocks import Gguf
+from quire.io.dialects.gguf import Gguf
 from quire.io.dialects.gpt_oss import GptOss
 from quire.io.dialects.modelopt import ModelOpt
 from quire.io.dialects.native import Native
