@@ -18,7 +18,6 @@ from quire.conversion.inference import (
     why_not_quantized,
     why_other_codes,
 )
-from quire.conversion.reason import Reason, remedy_of
 from quire.conversion.reparametrized import (
     NO_WEIGHT_YET,
     PARAMETRIZED,
@@ -31,12 +30,14 @@ from quire.conversion.reparametrized import (
 from quire.conversion.report import (
     ConversionReport,
     LayerReport,
+    Reason,
     keep_report,
     layer_lines,
     left_notes,
     left_parameters,
     milliseconds,
     notes_on_fast_paths,
+    remedy_of,
     untied_notes,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower

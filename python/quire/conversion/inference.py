@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from quire.checks import describe
-from quire.conversion.reason import Reason
 from quire.conversion.reparametrized import why_not_converted
+from quire.conversion.report import Reason
 from quire.functional import quantize
 from quire.loading.devices import reads_interleaved
 from quire.nn.product_module import ProductModule

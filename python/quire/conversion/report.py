@@ -1,9 +1,11 @@
-"""The changes that quire.convert made to a model, and what it left in high precision, as values and as a table."""
+"""The changes that quire.convert made to a model, and what it left in high precision and why, as values and as a
+table."""
 
 import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -13,6 +15,26 @@ from quire.nn.product_module import ProductModule
 
 _REPORT = "_quire_conversion"
 _OF_AUTOCAST = "that of quire.autocast, if there is one"
+
+
+class Reason(str):
+    """The words of a report, with what the caller can do. The error of quire.convert says that if all layers are left.
+
+    Attributes:
+        remedy: a sentence without its full stop; "" if there is nothing to do, or the words say it.
+    """
+
+    remedy: str
+
+    def __new__(cls, words: str, remedy: str = "") -> Self:
+        reason = super().__new__(cls, words)
+        reason.remedy = remedy
+        return reason
+
+
+def remedy_of(reason: str) -> str:
+    """ "" for words alone."""
+    return reason.remedy if isinstance(reason, Reason) else ""
 
 
 @dataclass(frozen=True)
