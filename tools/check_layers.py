@@ -46,7 +46,7 @@ CALLS_OPERATORS = {
     "delayed",
     "explain.py",
     "info.py",
-    "gathered_weight.py",
+    "data_parallel.py",
     "runners.py",
     "transforms.py",
 }

@@ -1,21 +1,23 @@
 """Reports what a layer or a function of quire runs: matmuls and quantizations, their operands, and their kernels."""
 
+import contextlib
 import inspect
 import itertools
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import distributed
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire import running_layer
 from quire.autocast import active_recipe
 from quire.checks import check_type
-from quire.distributed import explained
-from quire.distributed.gathering import fsdp_groups
+from quire.distributed.fully_sharded import fsdp_groups
 from quire.tensor import QuantizedTensor
 
 
@@ -222,12 +224,12 @@ class _Restoring(TorchDispatchMode):
             operator, name = _ROUTING[func._opname]
             options = "".join(f" {value}" for value in args if isinstance(value, str))
             torch.ops.quire.explain_note(f"moe\t{name}\t{operator}{options} of {', '.join(_shapes(args))}")
-        elif collective := explained.described(func, args):
+        elif collective := _collective(func, args):
             text, given = collective
             torch.ops.quire.explain_note(f"collective\t\t{text.format(', '.join(_shapes((given,))))}")
-        elif explained.calls_collectives(func):
+        elif _calls_collectives(func):
             with self:
-                return explained.run_below(func, args, kwargs)
+                return _run_below(func, args, kwargs)
         result = func(*args, **kwargs)
         if func.namespace == "quire" and func._opname in _RUNNERS:
             self.of_runners.append(result)
@@ -302,9 +304,9 @@ def explain(function: Callable, *args: object, verbose: bool | None = None, **kw
     mode = _Restoring(function)
     torch.ops.quire.explain_begin()
     text = ""
-    with explained.sharded_as_before(function):
+    with _sharded_as_before(function):
         try:
-            with torch.random.fork_rng(devices=[]), mode, running_layer.told(function, _note_layer):
+            with torch.random.fork_rng(devices=[]), mode, _told(function, _note_layer):
                 _run(function, args, kwargs, mode.of_runners)
         finally:
             text = torch.ops.quire.explain_end()
@@ -372,7 +374,7 @@ def _run(function: Callable, args: tuple, kwargs: dict, of_runners: list[torch.T
     outputs = _without_history(outputs, of_runners)
     ones = [torch.ones_like(t) for t in outputs]
     if outputs and fsdp_groups(function):  # whole parameters, which fully_shard differentiates, are its own
-        with explained.own_gradients([t for t in wanted if t.is_leaf]):
+        with _own_gradients([t for t in wanted if t.is_leaf]):
             torch.autograd.backward(outputs, ones)
     elif outputs and wanted:
         # Not backward(): that would accumulate into .grad.
@@ -448,3 +450,158 @@ def _steps(text: str) -> list[Step]:
 def _operand(fields: list) -> Operand:
     role, spec, direction, outer, contraction, _, made = fields
     return Operand(role, spec, direction, int(outer), int(contraction), made)
+
+
+# --- collectives, and models whose parameters fully_shard shards
+
+#: Operators that start a collective, functional ones and those of process groups: its name, and which argument has the
+#: tensors that this rank gives.
+_COLLECTIVES = {
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", 0),
+    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", 0),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
+    "_c10d_functional::broadcast": ("broadcast", 0),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional::all_to_all_single": ("all_to_all", 0),
+    "c10d::_allgather_base_": ("all_gather", 1),
+    "c10d::allgather_": ("all_gather", 1),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 1),
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allreduce_coalesced_": ("all_reduce", 0),
+    "c10d::alltoall_base_": ("all_to_all", 1),
+    "c10d::broadcast_": ("broadcast", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+}
+
+#: Operators of quire whose kernel calls collectives. Without gradients a mode sees such an operator only.
+_CALLERS = ("quire::parallel_linear", "quire::parallel_grouped_linear")
+
+
+def _collective(operator: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[str, object] | None:
+    """Of an operator that starts a collective: the collective with its options and its group, as "{} over 'tp'", and
+    the tensors that this rank gives. None for any other operator."""
+    found = _COLLECTIVES.get(operator._schema.name)
+    if found is None:
+        return None
+    name, given = found
+    objects = {value._type().name(): value for value in args if isinstance(value, torch.ScriptObject)}
+    if not objects:
+        *options, group = [value for value in args if isinstance(value, str)]
+    else:
+        its = distributed.ProcessGroup.unbox(objects["ProcessGroup"])
+        group = its.group_desc or its.group_name
+        reduction = objects.get("ReduceOp")
+        options = [] if reduction is None else [distributed.ReduceOp.RedOpType(reduction.op()).name.lower()]
+    return f"{' '.join([name, *options])} of {{}} over {group!r}", args[given]
+
+
+def _calls_collectives(operator: torch._ops.OpOverload) -> bool:
+    """Whether its kernel calls collectives, which _run_below() shows to a mode."""
+    return operator._schema.name in _CALLERS
+
+
+def _run_below(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The kernel of the operator for the device of its first argument."""
+    key = getattr(torch._C.DispatchKey, torch._C._dispatch_key_for_device(args[0].device.type))
+    return operator.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _sharded_as_before(model: object) -> Iterator[None]:
+    """Afterwards, fully_shard's groups of parameters that had parts have parts again: what they gathered may have other
+    values by then."""
+    with_parts = [group for group in fsdp_groups(model) if group.is_sharded]
+    try:
+        yield
+    finally:
+        for group in with_parts:
+            group.reshard()
+
+
+@contextlib.contextmanager
+def _own_gradients(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within it their .grad begins as None; afterwards it is what it was."""
+    before = [t.grad for t in tensors]
+    try:
+        for t in tensors:
+            t.grad = None
+        yield
+    finally:
+        for t, grad in zip(tensors, before, strict=True):
+            t.grad = grad
+
+
+# --- which layer of a model is computing, in its forward and in its backward pass
+
+
+@contextlib.contextmanager
+def _told(model: object, tell: Callable[[str], object]) -> Iterator[None]:
+    """Within it tell(path) is called whenever another module of the model begins to compute, also in backward. path:
+    its name in the model; "" for the model itself. Of what is no module it tells nothing."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    layers = _Layers(model, tell)
+    # Not hooks of the modules: with one, torch.nn.TransformerEncoderLayer would not take its fast path.
+    handles = (
+        torch.nn.modules.module.register_module_forward_pre_hook(layers.enter),
+        torch.nn.modules.module.register_module_forward_hook(layers.leave, always_call=True),
+    )
+    try:
+        with warnings.catch_warnings():
+            # Of a module that torch.compile has wrapped: these hooks need not run in its graph.
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            yield
+    finally:
+        for handle in (*handles, *layers.of_nodes):
+            handle.remove()
+
+
+class _Layers:
+    """The modules whose forward is running, and the nodes of autograd that they have made."""
+
+    def __init__(self, model: torch.nn.Module, tell: Callable[[str], object]) -> None:
+        self._tell_caller = tell
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._told = ""
+        #: Of each module whose forward is running: its path, and what was told before it began. In backward a
+        #: recomputed forward begins within a node of another module.
+        self._running: list[tuple[str, str]] = []
+        #: Nodes of which is known who has made them. Held, so that no other one gets the address of one.
+        self._known: set[object] = set()
+        self.of_nodes: list[torch.utils.hooks.RemovableHandle] = []
+
+    def enter(self, module: torch.nn.Module, args: tuple) -> None:
+        """Before the forward of a module, of any model and in any thread."""
+        if module in self._paths and not torch.compiler.is_compiling():
+            path = self._paths[module]
+            self._running.append((path, self._told))
+            self._tell(path)
+
+    def leave(self, module: torch.nn.Module, args: tuple, result: object) -> None:
+        """After it, also after an error. It does not see what was passed by keyword: PyTorch does not remove all of a
+        hook that does."""
+        if module in self._paths and self._running and not torch.compiler.is_compiling():
+            path, before = self._running.pop()
+            self._know(path, args, result)
+            self._tell(before)
+
+    def _tell(self, path: str) -> None:
+        self._told = path
+        self._tell_caller(path)
+
+    def _know(self, path: str, inputs: object, results: object) -> None:
+        """The nodes between inputs and results, of which no inner module has made any, are this module's."""
+        ends, ahead = _nodes_of(inputs), list(_nodes_of(results))
+        while ahead:
+            node = ahead.pop()
+            if node is None or node in ends or node in self._known:
+                continue
+            self._known.add(node)
+            self.of_nodes.append(node.register_prehook(lambda gradients: self._tell(path) and None))
+            ahead += [following for following, _ in node.next_functions]
+
+
+def _nodes_of(values: object) -> set[object]:
+    return {value.grad_fn for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)} - {None}

@@ -340,7 +340,7 @@ BUGS = [
     Bug(
         "a gather leaves the codes of the first one",
         "distributed.md gather_codes",
-        Name("quire.distributed.master_shard:MasterShard.fsdp_post_all_gather", leaves_the_first_codes),
+        Name("quire.distributed.fully_sharded:MasterShard.fsdp_post_all_gather", leaves_the_first_codes),
         "distributed/test_sharded_weights.py -k 'bits_that_values_give and mxfp8 and not options'",
     ),
     Bug(

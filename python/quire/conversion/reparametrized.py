@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from quire.distributed.master_shard import MasterShard
+from quire.distributed.fully_sharded import MasterShard
 from quire.distributed.placements import is_dtensor
 from quire.nn.computed_weights import computing_hooks
 from quire.nn.own_context import own_context

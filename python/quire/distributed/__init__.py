@@ -3,8 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from quire.distributed.data_parallel import shard_weights
-from quire.distributed.data_rank import data_parallel_rank
+from quire.distributed.data_parallel import data_parallel_rank, shard_weights
 from quire.distributed.fully_sharded import gather_codes
 from quire.distributed.groups import name_group
 from quire.distributed.one_process import exact

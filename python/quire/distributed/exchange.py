@@ -7,8 +7,7 @@ import torch
 
 from quire.distributed import check_ranks, one_process
 from quire.distributed.check_ranks import Fields
-from quire.distributed.data_parallel import refuse_delayed
-from quire.distributed.gathered_weight import Shards, plan_of, sharded_linear
+from quire.distributed.data_parallel import Shards, plan_of, refuse_delayed, sharded_linear
 from quire.distributed.groups import the_group
 from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized

@@ -1,17 +1,415 @@
-"""Data parallelism with fully_shard that gathers codes of weights."""
+"""Data parallelism with fully_shard that gathers codes of weights.
 
+gather_codes() prepares a model. MasterShard is the parameter that fully_shard shards then. Gathering knows what
+fully_shard is about to do with it: which codes the pass needs, and the amaxes of the whole weight.
+"""
+
+import functools
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import distributed
+from torch.utils._pytree import tree_map
 
 from quire.checks import check_type
-from quire.distributed.gathering import COLUMNWISE, Gathering
-from quire.distributed.master_shard import MasterShard, Options
+from quire.distributed import check_ranks
+from quire.distributed.code_payload import alike, pack, unpack, why_not
 from quire.distributed.placements import check_own_parameter, is_dtensor, parameters_of_others, placed_like
+from quire.functional import amax, quantize
+from quire.loading.devices import runs_later
 from quire.recipe import Recipe, as_recipe
-from quire.tensor import QuantizedTensor
+from quire.tensor import DTYPES, QuantizedTensor, QuantSpec, TensorProto
+from quire.tensor.buffers import other_direction
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+#: Of codes: (rowwise, columnwise).
+Directions = tuple[bool, bool]
+Amaxes = tuple[torch.Tensor | None, torch.Tensor | None]
+
+ROWWISE, COLUMNWISE, BOTH = (True, False), (False, True), (True, True)
+
+
+class Gathering:
+    """Of a layer whose weights are gathered as codes: their state from gather to gather.
+
+    model: the one that gather_codes() got, which contains what fully_shard is called for; None in a copy of the layer
+    alone. Then the pass is not known, and both directions are gathered.
+    directions: weight -> the codes that the last gather brought. amaxes: weight -> those that forward has reduced.
+    scales: weight -> the scale of delayed scaling in forward.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self.model = model
+        self.directions: dict[str, Directions] = {}
+        self.amaxes: dict[str, Amaxes] = {}
+        self.scales: dict[str, torch.Tensor] = {}
+        self._reduced: set[str] = set()
+        self._found: dict[str, Found | None] = {}
+
+    def find(self, layer: torch.nn.Module, name: str) -> "Found | None":
+        """fully_shard's objects for a parameter; None if they are not as in versions of PyTorch that quire knows."""
+        if name not in self._found:
+            self._found[name] = _find(self.model, layer, name)
+        return self._found[name]
+
+    def offer(self, name: str, amaxes: Amaxes) -> None:
+        """Amaxes of a weight for its next gather in forward, which is gathered with another one."""
+        self.amaxes[name] = amaxes
+        self._reduced.add(name)
+
+    def take(self, name: str, in_backward: bool) -> Amaxes | None:
+        """Amaxes that need no collective: those offered, or in backward those of forward."""
+        found = self.amaxes.get(name) if in_backward or name in self._reduced else None
+        self._reduced.discard(name)
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Gathering":
+        return Gathering(memo.get(id(self.model)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Gathering, (None,)
+
+
+class Found(NamedTuple):
+    """PyTorch's objects for a parameter: that of its group of parameters, and its own."""
+
+    group: Any
+    parameter: Any
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the gather is for a backward pass, and a forward pass was before."""
+        return getattr(getattr(self.group, "_training_state", None), "name", None) == "PRE_BACKWARD"
+
+    @property
+    def alone(self) -> Directions | None:
+        """The one direction that the pass needs, as if backward needed columnwise codes; None if it may need both."""
+        state = getattr(getattr(self.group, "_training_state", None), "name", None)
+        runs_backward = torch._C._current_graph_task_id() != -1
+        if state == "FORWARD" and not runs_backward and getattr(self.group, "_reshard_after_forward", False):
+            return ROWWISE
+        if self.in_backward and getattr(self.group, "reshard_after_backward", False):
+            return COLUMNWISE
+        return None
+
+    def expect(self, size: int) -> None:
+        """That each rank gives so many bytes, where it may have given others before."""
+        outputs = self.parameter.all_gather_outputs
+        if outputs and outputs[0].numel() != size * self.group.mesh_info.shard_mesh_size:
+            self.parameter.all_gather_outputs = []
+
+    def siblings(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
+        """Layer, name and this rank's shard of each parameter that is gathered with this one."""
+        for parameter in self.group.fsdp_params:
+            info = parameter._module_info
+            yield info.module, info.param_name, parameter._sharded_local_tensor
+
+
+def _find(model: torch.nn.Module | None, layer: torch.nn.Module, name: str) -> Found | None:
+    """They are PyTorch's own, and nothing public says which pass a gather is for."""
+    for group in fsdp_groups(model):
+        for parameter in group.fsdp_params:
+            if parameter._module_info.module is layer and parameter._module_info.param_name == name:
+                return Found(group, parameter)
+    return None
+
+
+def fsdp_groups(model: object) -> list[Any]:
+    """fully_shard's groups of parameters of a module and of those in it; [] if it shards none. They are PyTorch's own:
+    nothing public says which of them hold whole parameters now."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    states = [getattr(module, "_get_fsdp_state", lambda: None)() for module in modules]
+    each = [getattr(state, "_fsdp_param_groups", None) or _one_group(state) for state in states]
+    return [group for groups in each for group in groups]
+
+
+def _one_group(state: object) -> list[Any]:
+    """That of PyTorch 2.11, whose modules have one at most."""
+    group = getattr(state, "_fsdp_param_group", None)
+    return [] if group is None else [group]
+
+
+def reduced_amaxes(
+    values: list[torch.Tensor], specs: list[str], group: "distributed.ProcessGroup | None"
+) -> list[Amaxes]:
+    """quire.amax() of whole tensors, of which each rank of the group has some of the rows; in one collective."""
+    own = [amax(value, spec, True, True) for value, spec in zip(values, specs, strict=True)]
+    # Of fp8_row and row_scaled, a row's amax is its own.
+    shared = [(i, d) for i, both in enumerate(own) for d in (0, 1) if d == 1 or both[d].numel() == 1]
+    flat = torch.cat([own[i][d] for i, d in shared])
+    if group is not None and distributed.get_world_size(group) > 1:
+
+        def said() -> tuple[str, check_ranks.Fields]:
+            fields = {"weights": len(values), "recipe w": " ".join(dict.fromkeys(specs)), "amaxes": len(flat)}
+            return "quire.distributed.gather_codes", fields
+
+        check_ranks.agree(group, "gathered amaxes", (len(flat),), said, group, device=flat.device)
+        distributed.all_reduce(flat, distributed.ReduceOp.MAX, group=group)
+    pieces = iter(flat.split([own[i][d].numel() for i, d in shared]))
+    whole = [list(both) for both in own]
+    for i, d in shared:
+        whole[i][d] = next(pieces).clone()
+    return [(both[0], both[1]) for both in whole]
+
+
+aten = torch.ops.aten
+#: Families whose scales depend on more than blocks.
+_WITH_AMAXES = ("fp8_tensor", "fp8_row", "nvfp4")
+#: Operators whose results are parameters too. All others compute on the values and return plain tensors.
+_SAME_KIND = {
+    aten._pin_memory.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.as_strided.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.empty_like.default,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.view.default,
+}
+
+
+class Options(NamedTuple):
+    """How a weight is gathered. layer: its class, for messages. name: of the parameter. spec: a text. from_codes:
+    backward decodes the rowwise codes of forward. recompute: forward runs again in backward. exact: values are
+    quantized as they are, whatever dtype fully_shard gathers in. delayed: (matmul, slot) of the state whose forward
+    scale is used, or None."""
+
+    layer: str
+    name: str
+    spec: str
+    from_codes: bool
+    recompute: bool
+    exact: bool
+    delayed: tuple[str, int] | None
+
+
+class Gathered(NamedTuple):
+    """What fsdp_pre_all_gather() says to fsdp_post_all_gather(). shared: buffers that no rank sends, because all
+    have them."""
+
+    layer: torch.nn.Module
+    name: str
+    sent: Directions
+    wanted: Directions
+    parts: int
+    shape: torch.Size
+    shared: dict[str, torch.Tensor]
+
+
+class MasterShard(torch.Tensor):
+    """Values of a weight in high precision, or of some of its rows, which fully_shard gathers as codes.
+
+    Optimizers and checkpoints see `values`, a plain tensor.
+    """
+
+    values: torch.Tensor
+    options: Options
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, options: Options) -> "MasterShard":
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, values.size(), values.stride(), values.storage_offset(), dtype=values.dtype, device=values.device
+        )
+        self.values, self.options = values, Options(*options)  # a tuple from a file
+        return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], Options]:
+        return ["values"], self.options
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], metadata: Options, size: Any, stride: Any
+    ) -> "MasterShard":
+        return MasterShard(inner["values"], metadata)
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+        return f"MasterShard({self.options.spec!r}, {self.values!r})"
+
+    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
+        return MasterShard, (self.values, tuple(self.options))
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masters: dict[int, MasterShard] = {}
+
+        def values_of(value: Any) -> Any:
+            if not isinstance(value, MasterShard):
+                return value
+            masters[id(value.values)] = value
+            return value.values
+
+        result = operator(*tree_map(values_of, args), **tree_map(values_of, kwargs or {}))
+        first = args[0] if args and isinstance(args[0], MasterShard) else None
+        if operator is aten.new_zeros.default:
+            return first._part(result) if first is not None else result
+
+        def kind_of(value: Any) -> Any:
+            if id(value) in masters:  # an operator that writes in place
+                return masters[id(value)]
+            wrapped = first is not None and operator in _SAME_KIND and isinstance(value, torch.Tensor)
+            return MasterShard(value, first.options) if wrapped and value.dtype in DTYPES else value
+
+        return tree_map(kind_of, result)
+
+    def _part(self, zeros: torch.Tensor) -> torch.Tensor:
+        """Memory for some of the rows, which fully_shard asks for: a plain tensor where codes of the parts are not
+        those of the whole. All ranks ask for the same size."""
+        if zeros.shape == self.shape and len(zeros) > 1:  # one row may be the part of one of many ranks
+            return MasterShard(zeros, self.options)
+        if zeros.dim() != 2 or self.dim() != 2 or zeros.shape[1] != self.shape[1]:
+            return zeros
+        rows, whole = zeros.shape[0], self.shape[0]
+        reason = why_not(QuantSpec(self.options.spec), rows)
+        if not reason and rows > 0 and whole % rows == 0 and whole > 1:
+            return MasterShard(zeros, self.options)
+        warnings.warn(
+            f"gather_codes: {self._named()} {list(self.shape)} is sharded into parts of {rows} rows, and "
+            f"{reason or 'codes need equal parts'}; its values are gathered instead, in their own dtype or that of the "
+            "MixedPrecisionPolicy, and quantized afterwards",
+            stacklevel=2,
+        )
+        return zeros
+
+    # ------------------------------------------------------------ what fully_shard calls
+
+    def fsdp_pre_all_gather(
+        self, mesh: "DeviceMesh", outer_size: torch.Size, outer_stride: Any, module: torch.nn.Module, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor], Gathered]:
+        """This rank's bytes for the gather."""
+        name = self.options.name
+        self._check(mesh, outer_size)
+        found = module.gathering.find(module, name)
+        wanted = self._wanted(found)
+        sent = ROWWISE if wanted == BOTH and _columnwise_follows(self.options.spec) else wanted
+        part = self._quantized(sent, mesh, module, found, mp_policy)
+        payload = pack(part)
+
+        def said() -> tuple[str, check_ranks.Fields]:
+            fields = {"weight": name, "recipe w": str(self.options.spec), "shape": str(list(outer_size))}
+            fields |= {"sent": str(sent), "bytes": payload.numel()}
+            return f"quire.distributed.gather_codes, {type(module).__name__}.{name}", fields
+
+        check_ranks.agree(module, f"{name} {sent}", (payload.numel(),), said, mesh.get_group(), device=payload.device)
+        if found is not None:
+            found.expect(payload.numel())
+        return (payload,), Gathered(module, name, sent, wanted, mesh.size(), outer_size, alike(part))
+
+    def fsdp_post_all_gather(
+        self,
+        outputs: Sequence[torch.Tensor],
+        metadata: Gathered,
+        param_dtype: torch.dtype,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        """The whole weight, quantized. Buffers of a direction that was not gathered are there, and have scales that
+        decode to NaN."""
+        first = out is None
+        if first:
+            proto = TensorProto(
+                metadata.shape, param_dtype, self.options.spec, columnwise=True, device=outputs[0].device
+            )
+            out = proto.create_tensor()
+        buffers = out.buffers()
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers.values())):
+            _fill(out, outputs[0], metadata)
+        metadata.layer.gathering.directions[metadata.name] = metadata.wanted
+        outputs[0].untyped_storage().resize_(0)  # the codes are in the buffers now
+        return (out, tuple(buffers.values())) if first else None
+
+    def to_quantize(self, mp_policy: Any) -> torch.Tensor:
+        """What is quantized: the values as fully_shard would gather them."""
+        dtype = mp_policy.param_dtype
+        return self.values if dtype is None or self.options.exact else self.values.to(dtype)
+
+    def _named(self) -> str:
+        return f"{self.options.layer}.{self.options.name}"
+
+    def _check(self, mesh: "DeviceMesh", outer_size: torch.Size) -> None:
+        """Raises RuntimeError, on all ranks alike."""
+        if self.shape[0] * mesh.size() != outer_size[0]:
+            raise RuntimeError(
+                f"gather_codes: {self._named()} {list(outer_size)} is not sharded into equal parts by "
+                f"{mesh.size()} ranks; leave its layer out of gather_codes, or use another number of ranks"
+            )
+
+    def _wanted(self, found: Found | None) -> Directions:
+        alone = None if found is None else found.alone
+        if alone is None or (self.options.recompute and alone == COLUMNWISE):
+            return ROWWISE if self.options.from_codes else BOTH
+        return ROWWISE if self.options.from_codes else alone
+
+    def _quantized(
+        self, sent: Directions, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any
+    ) -> QuantizedTensor:
+        """This rank's rows, with the bytes that they have in the whole weight."""
+        values, spec = self.to_quantize(mp_policy), self.options.spec
+        amaxes = self._amaxes(mesh, layer, found, mp_policy) if self.has_amaxes() else None
+        if self.options.delayed is None:
+            return quantize(values, spec, *sent, amax=amaxes)
+        scales, name = layer.gathering.scales, self.options.name
+        if found is None or not found.in_backward or name not in scales:
+            product, slot = self.options.delayed
+            scales[name] = layer.of(product, "delayed").fwd_scale[slot : slot + 1].clone()
+        part = quantize(values, spec, *sent, scale=scales[name])
+        for direction, own in zip(("rowwise", "columnwise"), amaxes, strict=True):
+            if (scale := part.named()[f"{direction}_scale"]) is not None:
+                scale.copy_(torch.where(own.isinf(), torch.nan, scale))
+                part.named()[f"{direction}_amax"].copy_(own)
+        return part
+
+    def _amaxes(self, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any) -> Amaxes:
+        """Those of the whole weight. Forward reduces them, for all weights that are gathered together; a gather in
+        backward takes those of forward."""
+        name = self.options.name
+        kept = layer.gathering.take(name, found is not None and found.in_backward)
+        if kept is not None:
+            return kept
+        together = [(layer, name, self)] if found is None else list(found.siblings())
+        own = [each for each in together if isinstance(each[2], MasterShard) and each[2].has_amaxes()]
+        values = [master.to_quantize(mp_policy) for *_, master in own]
+        whole = reduced_amaxes(values, [master.options.spec for *_, master in own], mesh.get_group())
+        for (other, other_name, _), both in zip(own, whole, strict=True):
+            other.gathering.offer(other_name, both)
+        return layer.gathering.take(name, False)
+
+    def has_amaxes(self) -> bool:
+        """Whether codes follow from amaxes of the whole weight."""
+        return QuantSpec(self.options.spec).family in _WITH_AMAXES
+
+
+@functools.cache
+def _columnwise_follows(spec_text: str) -> bool:
+    """Whether columnwise codes are the rowwise ones in another order."""
+    spec = QuantSpec(spec_text)
+    q = quantize(torch.zeros(1, 1, dtype=torch.float32, device="cpu"), spec)
+    return other_direction(spec, (1, 1), q.named(), "columnwise") is not None
+
+
+def _fill(q: QuantizedTensor, payload: torch.Tensor, metadata: Gathered) -> None:
+    """Writes gathered codes into the buffers of the whole weight."""
+    buffers = q.buffers()
+    for direction, sent in zip(("rowwise", "columnwise"), metadata.sent, strict=True):
+        if not sent:
+            buffers[f"{direction}_scale"].view(torch.uint8).fill_(255)  # in each format of scales a NaN
+    got = {name: t for name, t in buffers.items() if metadata.sent[name.startswith("columnwise")]}
+    unpack(payload, metadata.parts, q.spec_text, got)
+    for name, tensor in metadata.shared.items():
+        buffers[name].copy_(tensor)
+        if runs_later(tensor.device):  # made on fully_shard's own stream, whose next gather would overwrite it
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+    if metadata.wanted == BOTH and metadata.sent != BOTH:
+        named = dict.fromkeys(q.named()) | got
+        for name, tensor in other_direction(q.spec, q.shape, named, "columnwise").items():
+            if tensor is not None:
+                buffers[name].copy_(tensor)
 
 
 def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: bool = False) -> None:

@@ -7,8 +7,7 @@ import torch
 
 from quire.autocast import is_batch_invariant_enabled
 from quire.distributed import check_ranks
-from quire.distributed.experts import ExpertGroup, Sender, plan
-from quire.distributed.row_codes import pack, unpack, why_not
+from quire.distributed.experts import ExpertGroup, Sender, pack, plan, unpack, why_not
 from quire.functional import Buffers, permute_rows
 from quire.moe import permute
 from quire.nn.grouped_linear import GroupedLinear

@@ -7,7 +7,7 @@ import torch
 
 from quire import delayed, functional
 from quire.checks import check_type, describe
-from quire.distributed.data_rank import declared_rank
+from quire.distributed.data_parallel import declared_rank
 from quire.distributed.parallel import refuse_quantized
 from quire.distributed.placements import is_dtensor, local, placed_like
 from quire.ends import at_the_end

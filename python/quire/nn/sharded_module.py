@@ -3,9 +3,9 @@ of data parallelism; and what its state dicts have of weights that are shards.""
 
 import torch
 
+from quire.distributed.data_parallel import Shards
 from quire.distributed.experts import ExpertGroup
-from quire.distributed.gathered_weight import Shards
-from quire.distributed.gathering import Gathering
+from quire.distributed.fully_sharded import Gathering
 from quire.distributed.groups import group_size, named_group
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.pieces import PlainPart

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import quire
 from every_recipe import TABLE
 from quire.distributed import ExpertParallel, name_group
-from quire.distributed.row_codes import pack, unpack
+from quire.distributed.experts import pack, unpack
 from ranks import rank_of
 
 pytestmark = pytest.mark.any_device
