@@ -1,7 +1,7 @@
 """Attention under TransformerEngine's names. It stays in high precision; only layers of weights quantize.
 
 multi_head_attention.py has quire's linear layers around dot_product_attention.py, transformer_layer.py has both and an
-MLP. rows.py brings all layouts into one, and masks.py says what attends to what.
+MLP. masks.py says what attends to what.
 """
 
 from quire.te.attention.dot_product_attention import DotProductAttention

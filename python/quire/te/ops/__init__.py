@@ -3,7 +3,6 @@ across operations; te.LayerNormLinear and te.LayerNormMLP quantize in the pass t
 """
 
 from quire.te.names import message
-from quire.te.ops.basic_operation import BasicOperation
 from quire.te.ops.curves import (
     GEGLU,
     GELU,
@@ -31,6 +30,7 @@ from quire.te.ops.op_sequence import (
     register_forward_backward_fusion,
     register_forward_fusion,
 )
+from quire.te.ops.operation import BasicOperation
 from quire.te.ops.operation import Operation as FusibleOperation
 from quire.te.ops.pointwise import (
     AddExtraInput,
