@@ -5,7 +5,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from quire.loading import library, transforms
-from quire.loading.when_imported import when_imported
+from quire.loading.deferred import when_imported
 
 library.load()
 transforms.register()

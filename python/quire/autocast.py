@@ -13,7 +13,7 @@ from torch.utils._contextlib import context_decorator
 from quire import delayed
 from quire.checks import check_options, check_type
 from quire.delayed.step import RulesByLayer
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.recipe import Recipe, as_recipe, default
 from quire.recipe.linear_spec import high_precision
 

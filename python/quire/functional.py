@@ -9,8 +9,8 @@ from torch.compiler import is_dynamo_compiling
 
 from quire.checks import check_type, check_type_or_none, describe, signed64
 from quire.loading import library
+from quire.loading.deferred import assume_constant_result
 from quire.loading.devices import runs_later
-from quire.loading.for_dynamo import assume_constant_result
 from quire.loading.transforms import requires_grad
 from quire.tensor import (
     BUFFER_NAMES,

@@ -7,7 +7,7 @@ import torch
 from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule
 from quire.delayed.state import DelayedState
-from quire.loading.for_dynamo import is_exporting
+from quire.loading.deferred import is_exporting
 from quire.tensor import QuantizedTensor
 
 _SPEC = "fp8_tensor"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.loading.for_dynamo import mark_static
+from quire.loading.deferred import mark_static
 from quire.recipe import DelayedScaling
 
 _MAX_RULES = 64

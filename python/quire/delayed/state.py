@@ -9,8 +9,8 @@ import weakref
 import torch
 
 from quire.delayed.rules import Rule, rule_of, text_of
+from quire.loading.deferred import mark_static
 from quire.loading.devices import has_values, runs_later
-from quire.loading.for_dynamo import mark_static
 
 #: Rows of a history. `usage` says how many are in use, so that another amax_history_len changes a value and not a
 #: shape, which would compile graphs again. Only a longer one makes the history grow.

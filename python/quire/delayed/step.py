@@ -11,8 +11,8 @@ from quire.delayed.rules import THREAD, Rule, place_tables, rule_of, table_on, w
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, sendable
+from quire.loading.deferred import assume_constant_result, is_exporting
 from quire.loading.float_mode import subnormals_kept
-from quire.loading.for_dynamo import assume_constant_result, is_exporting
 from quire.recipe import DelayedScaling, Format, Recipe
 
 Tensors = Sequence[torch.Tensor]

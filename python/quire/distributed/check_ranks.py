@@ -17,7 +17,7 @@ from torch import distributed
 
 from quire.distributed.groups import backend_of, named_group, the_group
 from quire.functional import agree_on, sent_by_gloo
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.recipe.linear_spec import LinearSpec, specs_of_text
 
 NAME = "QUIRE_CHECK_RANKS"

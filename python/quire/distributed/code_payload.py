@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.tensor import BUFFER_NAMES, QuantizedTensor, QuantSpec, TensorProto
 
 #: Options that store lines in tiles: parts cannot be put together along both axes.

@@ -24,7 +24,7 @@ from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import broadcast, name_of
 from quire.distributed.placements import check_own_parameter, is_dtensor, parameters_of_others
 from quire.functional import Buffers, input_buffers, sent_by_gloo, start_gather
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.recipe import Recipe, as_recipe
 from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantizedTensor, QuantSpec

@@ -14,7 +14,7 @@ from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import broadcast, name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
 from quire.functional import chunk_rows, expert_rows, limit_capacity, operand_buffers, permute_rows, unpermute_rows
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.tensor import QuantSpec
 from quire.tensor.views import TILES
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from quire.distributed import one_process
 from quire.distributed.parallel import Parallel
-from quire.loading.when_imported import when_imported
+from quire.loading.deferred import when_imported
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload

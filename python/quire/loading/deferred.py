@@ -1,5 +1,5 @@
-"""Code that needs a module of PyTorch which `import quire` does not load, because loading takes long. It runs when
-somebody else imports the module."""
+"""What waits for a module of PyTorch that `import quire` does not load, because loading takes long: code that runs when
+somebody else imports the module, and decorators of Dynamo. And marks that Dynamo reads, without an import of it."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 #: Name of a module -> actions that have not run yet.
 _WAITING: dict[str, list[Callable[[Any], object]]] = {}
@@ -74,3 +76,36 @@ class _Loader:
 
 
 _FINDER = _Finder()
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def allow_in_graph(function: Function) -> Function:
+    """Dynamo makes calls of the function nodes of its graph."""
+    when_imported("torch._dynamo", lambda dynamo: dynamo.allow_in_graph(function))
+    return function
+
+
+def assume_constant_result(function: Function) -> Function:
+    """Dynamo calls the function while it traces, and takes the result for a constant."""
+    when_imported("torch._dynamo", lambda dynamo: dynamo.assume_constant_result(function))
+    return function
+
+
+def mark_static(t: torch.Tensor) -> torch.Tensor:
+    """As torch._dynamo.mark_static: the sizes of the tensor are constants of graphs with dynamic=True too. Returns t.
+
+    For tensors that quire owns. If their sizes were symbols, Dynamo would give one symbol to a state and to a batch of
+    the same size, and compile again for the next batch. What a graph makes has no mark, such as the scales after a step
+    within it, until eager code makes them anew.
+    """
+    t._dynamo_static_indices = set(range(t.dim()))
+    t._has_dynamo_dim_marking = True
+    return t
+
+
+@assume_constant_result  # Dynamo of PyTorch 2.11 takes torch.compiler's for True in every compiled function
+def is_exporting() -> bool:
+    """Whether torch.export traces what calls this."""
+    return torch.compiler.is_exporting()

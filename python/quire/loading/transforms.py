@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import CppFunctionalizeAPI
 from torch.utils import _pytree as pytree
 
-from quire.loading.when_imported import when_imported
+from quire.loading.deferred import when_imported
 
 _NAMESPACE = "quire::"
 #: Modules of PyTorch's operators whose functions may not write to their inputs in a graph with gradients.

@@ -11,8 +11,8 @@ from quire.checks import check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import Buffers, fingerprint, operand_buffers
+from quire.loading.deferred import mark_static
 from quire.loading.devices import reads_interleaved
-from quire.loading.for_dynamo import mark_static
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec

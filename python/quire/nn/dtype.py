@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 
 from quire.checks import describe
+from quire.loading.deferred import assume_constant_result
 from quire.loading.devices import check_device
-from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import DTYPES, QuantizedActivation
 
 INSTEAD_OF_SPLITTING = "Use DistributedDataParallel, fully_shard or torch.distributed.tensor.parallel"

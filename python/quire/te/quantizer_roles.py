@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import quire.recipe
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.recipe import Format, Recipe
 from quire.recipe.linear_spec import LinearSpec
 from quire.te.quantizers import Quantizer

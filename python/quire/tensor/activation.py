@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.tensor.buffers import (
     BUFFER_NAMES,
     DTYPES,

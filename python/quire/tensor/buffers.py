@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quire.checks import check_dense, check_type
-from quire.loading.for_dynamo import allow_in_graph
+from quire.loading.deferred import allow_in_graph
 from quire.tensor.spec import QuantSpec
 
 #: What a quantized tensor may dequantize to by default.

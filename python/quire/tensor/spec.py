@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 
 
 @assume_constant_result  # a function from text to text is a constant while tracing

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from quire.loading.when_imported import _FINDER, when_imported
+from quire.loading.deferred import _FINDER, when_imported
 
 #: These take longer to import than quire, or are optional.
 LATER = ("torch._dynamo", "torch._inductor", "torch.distributed.", "torch.onnx", "sympy", "triton", "numpy.random")

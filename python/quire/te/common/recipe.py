@@ -14,7 +14,7 @@ import torch
 
 import quire.recipe
 from quire.checks import check_options, near
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.deferred import assume_constant_result
 from quire.recipe import Format, MMParams, QParams
 from quire.recipe.base import operand_params
 from quire.recipe.linear_spec import LinearSpec
