@@ -22,8 +22,8 @@ import torch
 
 from quire.autocast import is_batch_invariant_enabled
 from quire.checks import check_type, check_type_or_none, describe
-from quire.ends import at_the_end
 from quire.loading.devices import HOST
+from quire.loading.transforms import at_the_end
 from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.

@@ -1,8 +1,9 @@
 """What PyTorch learns about our operators: how its transforms of functions pass them, where the dispatcher's own ways
-do not serve, and how many operations they are."""
+do not serve, and how many operations they are. And calls of them that no transform may see."""
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import CppFunctionalizeAPI
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from quire.loading.deferred import when_imported
 
@@ -182,3 +184,14 @@ _MULTIPLICATIONS: dict[str, Callable[[Given], int]] = {
     "grouped_wgrad_": _of_wgrad,
     "wgrad_": _of_wgrad,
 }
+
+
+def at_the_end(owner: object, function: Callable[..., object], *arguments: object) -> weakref.finalize:
+    """weakref.finalize for a function that calls operators. The garbage collector may end an object while somebody
+    exports or traces another one: the call is kept out of that graph."""
+    return weakref.finalize(owner, _untraced, function, *arguments)
+
+
+def _untraced(function: Callable[..., object], *arguments: object) -> None:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        function(*arguments)

@@ -10,9 +10,9 @@ from quire.checks import check_type, describe
 from quire.distributed.data_parallel import declared_rank
 from quire.distributed.parallel import refuse_quantized
 from quire.distributed.placements import is_dtensor, local, placed_like
-from quire.ends import at_the_end
 from quire.loading.deferred import mark_static
 from quire.loading.devices import HOST, has_values
+from quire.loading.transforms import at_the_end
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.sharded_module import ShardedModule, named
