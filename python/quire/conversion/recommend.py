@@ -8,6 +8,7 @@ import torch
 from quire.checks import check_type, counted, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
+from quire.conversion.reason import Reason
 from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
 from quire.conversion.report import megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
@@ -20,6 +21,7 @@ GOALS = ("inference", "training", "memory")
 _WORTH = 1.05
 #: Times that differ by less are equal: they would differ as much in another measurement.
 _NOISE = 1.05
+_ALL_SLOWER = Reason("each would be more than 5 % slower on this machine", "Try another number of tokens")
 #: Recipe -> by how many percent it raises the perplexity of SmolLM2-135M (docs/language-model.md).
 PERPLEXITY = {"fp8_current": 2.9, "mxfp8": 3.6, "nvfp4": 49.6}
 
@@ -36,6 +38,7 @@ class RecipeEstimate:
         weight_bytes: the bytes of all weights after this conversion.
         converted: the number of layers that are converted. For the goal "memory", of all that can be converted.
         seconds_of_all: the time of one call of each layer if all layers are converted.
+        why_not: why the recipe converts no layer, "" if it converts some. Such a recipe is not ranked.
     """
 
     name: str
@@ -43,6 +46,7 @@ class RecipeEstimate:
     weight_bytes: int
     converted: int
     seconds_of_all: float
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Recommendation:
         tokens: as it was passed.
         recipe: the name of the recommended recipe, or None if no recipe is better.
         layers: the number of layers that can be converted, those of at least min_features.
-        estimates: high precision first, then the recipes, the fastest first, and for the goal "memory" the smallest.
+        estimates: high precision first, then the recipes, the fastest first, and for the goal "memory" the smallest;
+            last the recipes that convert no layer.
         equal: the names of the recipes that are as good as the best one for the goal: less than 5 % slower, or of the
             same size. `recipe` is one of them with the most bits, NVFP4 before MXFP4.
         dtypes: those of the weights of the layers, with which the recipes are compared.
@@ -78,10 +83,14 @@ class Recommendation:
         ]
         width = max(15, *(len(it.name) for it in self.estimates))
         for it in self.estimates:
+            of_all = f"with all, {plain.seconds / it.seconds_of_all:.2f} times"
+            if it.why_not:
+                lines.append(f"  {it.name:<{width}} converts no layer: {it.why_not}; {of_all}")
+                continue
             ratio = f"{plain.seconds / it.seconds:.2f} times as fast"
             layers = "" if it is plain else f"  {it.converted} of {counted(self.layers, 'layer')} converted"
             if it is not plain and it.converted < self.layers:
-                layers += f"; with all, {plain.seconds / it.seconds_of_all:.2f} times"
+                layers += f"; {of_all}"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"
             lines.append(f"  {it.name:<{width}} {sizes}")
         lines += self._on_accuracy()
@@ -165,23 +174,29 @@ def recommend(
         kinds = measure(layers, timed, tokens, training)
         dtypes = tuple(dict.fromkeys(layer.weight.dtype for layer in layers))
     plain, *found = [_estimate(name, i, kinds, goal) for i, name in enumerate(("high precision", *by_name))]
-    best = sorted(found, key=lambda it: (it.weight_bytes, it.seconds) if goal == "memory" else (it.seconds, 0))
-    if goal == "memory":
-        equal = [it for it in best if it.weight_bytes == best[0].weight_bytes]
-    else:
-        equal = [it for it in best if it.seconds < _NOISE * best[0].seconds]
-    chosen = min(equal, key=lambda it: _roughness(by_name[it.name]))
+    best = sorted(
+        (it for it in found if not it.why_not),
+        key=lambda it: (it.weight_bytes, it.seconds) if goal == "memory" else (it.seconds, 0),
+    )
+    equal = _equal(best, goal)
+    chosen = min(equal, key=lambda it: _roughness(by_name[it.name]), default=plain)
     pays = chosen.weight_bytes < plain.weight_bytes if goal == "memory" else plain.seconds > _WORTH * chosen.seconds
-    every = (plain, *best)
     return Recommendation(
         goal,
         tokens,
         chosen.name if pays else None,
         len(layers),
-        every,
+        (plain, *best, *(it for it in found if it.why_not)),
         tuple(it.name for it in equal),
         dtypes,
     )
+
+
+def _equal(best: Sequence[RecipeEstimate], goal: str) -> list[RecipeEstimate]:
+    """Those that are as good as the first one."""
+    if goal == "memory":
+        return [it for it in best if it.weight_bytes == best[0].weight_bytes]
+    return [it for it in best if it.seconds < _NOISE * best[0].seconds]
 
 
 def _own(recipes: Sequence[Recipe | str]) -> dict[str, Recipe]:
@@ -235,4 +250,4 @@ def _estimate(name: str, i: int, kinds: list[Kind], goal: str) -> RecipeEstimate
         seconds_of_all += n * kind.seconds[i]
         size += n * kind.weight_bytes[used]
         converted += n * (used > 0)
-    return RecipeEstimate(name, seconds, size, converted, seconds_of_all)
+    return RecipeEstimate(name, seconds, size, converted, seconds_of_all, "" if converted or i == 0 else _ALL_SLOWER)

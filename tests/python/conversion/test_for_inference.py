@@ -258,7 +258,9 @@ def test_the_quickest_recipe_is_recommended(goal, clock):
     block = found.estimates[-1]
     assert (block.name, block.seconds, block.converted, block.seconds_of_all) == ("fp8_block", 1.0, 0, 2.0)
     assert "3.33 times as fast" in str(found) and str(found).endswith(f"for {goal}: fp8_current")
-    assert "1.00 times as fast  0.262 MB  0 of 1 layer converted; with all, 0.50 times" in str(found)
+    why = "each would be more than 5 % slower on this machine"
+    assert block.why_not == why and [it.why_not for it in found.estimates[:-1]] == [""] * 5
+    assert f"fp8_block       converts no layer: {why}; with all, 0.50 times\n" in str(found)
 
 
 def test_conversion_and_recommendation_agree_on_what_is_slower(clock):
@@ -366,6 +368,21 @@ def test_the_smallest_weights_are_recommended_for_memory(clock):
     found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 512)), goal="memory")
     assert found.recipe == "mxfp4"  # a byte of scale for 32 values, where nvfp4 has one for 16
     assert found.estimates[1].weight_bytes == 256 * 512 // 2 + 256 * 512 // 32
+
+
+def test_a_recipe_that_converts_no_layer_is_not_ranked(clock):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    clock(1.0, 1.2, 0.98, 2.0, 1.04, 3.0)  # nvfp4, mxfp4, mxfp8, fp8_current, fp8_block
+    found = quire.recommend(model)
+    assert names_of(found) == ["high precision", "mxfp4", "fp8_current", "nvfp4", "mxfp8", "fp8_block"]
+    assert found.recipe is None and found.equal == ("mxfp4",)
+    clock(1.0, *[2.0] * 5)
+    found = quire.recommend(model)
+    assert found.recipe is None and found.equal == () and str(found).count("converts no layer") == 5
+    assert str(found).count("times as fast") == 1 and str(found).endswith("no recipe is more than 5 % faster")
+    clock(1.0, *[2.0] * 5)
+    found = quire.recommend(model, goal="memory")  # speed does not matter there
+    assert found.recipe == "mxfp4" and "converts no layer" not in str(found)
 
 
 @pytest.mark.parametrize("goal", ["inference", "training", "memory"])
