@@ -13,6 +13,7 @@ from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
     SHARDED,
     check_gradients,
+    has_inference_codes,
     inference_recipe,
     quantize_for_inference,
     why_not_quantized,
@@ -220,6 +221,7 @@ def _convert(
         # A layer that an earlier call converted is not called left.
         said = {"why_not": "", "recipe": own, "kept": why} if ours else {"why_not": why}
         said |= {"weight_bytes": sizes, "seconds": seconds.get(layer), "computed": computed.get(layer, "")}
+        said |= {"for_inference": has_inference_codes(layer)}
         layers.append(LayerReport(tuple(its), *_sizes(layer), **said))
     left, apart = left_parameters(model), untied(model, selection.places)
     filtered = {name for layer, its in found.items() if why_not[layer] is _FILTERED for name in its}

@@ -63,10 +63,19 @@ def why_other_codes(layer: torch.nn.Module, recipe: Recipe, training: bool) -> s
             if not same_codes(weight.spec_text, recipe.weight_spec):
                 words = f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
                 return Reason(words, _DEQUANTIZE)
-            if training and weight.columnwise_data is None:
+            if training and _is_rowwise(weight):
                 words = "its weight was quantized for inference, without the codes that backward reads"
                 return Reason(words, _DEQUANTIZE)
     return ""
+
+
+def has_inference_codes(layer: torch.nn.Module) -> bool:
+    """Whether a weight of the layer is codes without those that backward reads."""
+    return any(isinstance(it, QuantizedTensor) and _is_rowwise(it) for it in layer.parameters(recurse=False))
+
+
+def _is_rowwise(weight: QuantizedTensor) -> bool:
+    return weight.columnwise_data is None
 
 
 @torch.no_grad()

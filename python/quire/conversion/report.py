@@ -51,6 +51,7 @@ class LayerReport:
         seconds: the time of one call before and after, if measured.
         kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer.
         computed: what computed its weight in every call and was removed, such as "weight by prune"; "" if nothing did.
+        for_inference: whether its weights are codes for inference, which are not trained.
     """
 
     names: tuple[str, ...]
@@ -62,6 +63,7 @@ class LayerReport:
     seconds: tuple[float, float] | None = None
     kept: str = ""
     computed: str = ""
+    for_inference: bool = False
 
     @property
     def converted(self) -> bool:
@@ -127,8 +129,11 @@ class ConversionReport:
     def __str__(self) -> str:
         run = self.recipe or _OF_AUTOCAST
         verb = "is" if len(self.layers) == 1 else "are"
+        uses = [layer.for_inference for layer in self.converted]
+        mixed = len(set(uses)) > 1
+        of_each = f", {sum(uses)} for inference and {len(uses) - sum(uses)} for training" if mixed else ""
         lines = [
-            f"{self.model}: {len(self.converted)} of {counted(len(self.layers), 'linear layer')} {verb} quire's",
+            f"{self.model}: {len(uses)} of {counted(len(self.layers), 'linear layer')} {verb} quire's{of_each}",
             f"recipe: {run}",
         ]
         if self.nbytes is not None and any(layer.weight_bytes is not None for layer in self.converted):
@@ -136,18 +141,18 @@ class ConversionReport:
             lines.append(f"memory: {before} before, {now} now, of all that the model holds")
         if self.tokens is not None:
             lines.append(f"times: of one call of a layer with {counted(self.tokens, 'row')}, before and now")
-        lines += [*layer_lines(self.layers, self.recipe), *_parameter_lines(self.parameters)]
+        lines += [*layer_lines(self.layers, self.recipe, mixed), *_parameter_lines(self.parameters)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
 
-def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None) -> Iterator[str]:
+def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None, mixed: bool = False) -> Iterator[str]:
     """One line for all layers with the same values; layers that were not converted are last. recipe: not repeated in
-    each line."""
+    each line. mixed: each line says whether its layers are for inference or for training."""
     groups: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in sorted(layers, key=lambda layer: not layer.converted):
-        groups.setdefault(_kind(layer, recipe), []).append(layer)
+        groups.setdefault(_kind(layer, recipe, mixed), []).append(layer)
     names = [_names([layer.names for layer in alike]) for alike in groups.values()]
     width = max(map(len, names), default=0)
     for name, (_, *said), alike in zip(names, groups, groups.values(), strict=True):
@@ -157,13 +162,14 @@ def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None) -> I
         yield f"  {name:<{width}}  {'  '.join(filter(None, said))}"
 
 
-def _kind(layer: LayerReport, recipe: str | None) -> tuple[str, ...]:
+def _kind(layer: LayerReport, recipe: str | None, mixed: bool) -> tuple[str, ...]:
     """What layers of one line have in common: the pattern of their names, and what the line says of them."""
     before_and_now = (
         " -> ".join(map(megabytes, layer.weight_bytes)) if layer.weight_bytes is not None else "",
         " -> ".join(map(milliseconds, layer.seconds)) if layer.seconds is not None else "",
     )
     own = f"recipe: {layer.recipe or _OF_AUTOCAST}" if layer.converted and layer.recipe != recipe else ""
+    use = ("for inference" if layer.for_inference else "for training") if mixed and layer.converted else ""
     kept = f"as it was: {layer.kept}" if own and layer.kept else ""
     left = f"left: {layer.why_not}" if layer.why_not else ""
     fixed = f"no longer computed: {layer.computed}" if layer.computed else ""
@@ -171,6 +177,7 @@ def _kind(layer: LayerReport, recipe: str | None) -> tuple[str, ...]:
         _pattern(layer.names),
         f"{layer.in_features} -> {layer.out_features}",
         *before_and_now,
+        use,
         own,
         kept,
         fixed,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from quire.checks import counted
 from quire.io.container import CheckpointError, Entry, Header, some
 from quire.io.layout import DIV, MUL, Group, Layout, StoredWeight, consumed, no_matrix, read_group, write_group
 
@@ -53,6 +54,28 @@ class Dialect(Protocol):
     def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]: ...
 
 
+#: What parts of a layout's name mean in every dialect.
+WORDS = {
+    "tensor": "one scale for the weight",
+    "row": "a scale for each row of the weight",
+    "block": "a scale for each tile of 128 x 128 values of the weight",
+    "e5m2": "codes in E5M2",
+    "swizzled": "scales in the order that tensor cores read",
+    "experts": "all experts in one tensor",
+    "static": "the scale of the inputs is in the file",
+    "dynamic": "the scale of the inputs is measured in each call",
+}
+
+
+def contents(layers: int, others: Collection[str], size: str = "") -> str:
+    """What a checkpoint has, in the words of every report. A quantized layer counts once, with its scales and its bias.
+    others: the names of all other tensors. size: of the quantized layers."""
+    caches = sum(OF_CACHES.search(name) is not None for name in others)
+    of_size = f" of {size}" if size else ""
+    text = f"{counted(layers, 'quantized layer')}{of_size}, {counted(len(others) - caches, 'plain tensor')}"
+    return f"{text}, {counted(caches, 'scale')} of caches" if caches else text
+
+
 class LayoutDialect:
     """The part of a dialect that follows from its table of layouts."""
 
@@ -63,6 +86,12 @@ class LayoutDialect:
     marks_files = False
     #: The layouts for layers from other dialects; None: all.
     offered: Sequence[Layout] | None = None
+    #: Words that are parts of the names of layouts, and what they mean; a dialect adds its own.
+    words: Mapping[str, str] = WORDS
+
+    def meaning(self, layout: str) -> str:
+        """What the parts of a layout's name mean, in words; "" if no part needs any."""
+        return "; ".join(self.words[part] for part in layout.split(":") if part in self.words)
 
     def read(self, group: Group, tensor: Callable[[str], torch.Tensor], dtype: torch.dtype) -> StoredWeight:
         return read_group(group, tensor, self.name, dtype)

@@ -15,8 +15,8 @@ import torch
 from quire.checks import counted
 from quire.io.container import CheckpointError, Entry, some
 from quire.io.container import Container as FileContainer
-from quire.io.dialect import OF_CACHES, OF_FILES, Dialect, check_consumed, check_unscaled, unscaled
-from quire.io.dialects import dialect_of
+from quire.io.dialect import OF_CACHES, OF_FILES, Dialect, check_consumed, check_unscaled, contents, unscaled
+from quire.io.dialects import dialect_named, dialect_of
 from quire.io.dialects.native import weight_of, without_layers
 from quire.io.into_model import load_layer
 from quire.io.layout import Group, StoredWeight, check_zero_points, consumed, missing_inputs
@@ -74,8 +74,7 @@ class Inspection:
         quantized = sum(layer.nbytes for layer in self.layers)
         head = (
             f"{self.path}\n{self.dialect or 'nothing quantized'}, {counted(self.files, 'file')}, {_size(self.nbytes)}; "
-            f"{counted(len(self.layers), 'quantized layer')} of {_size(quantized)}, "
-            f"{counted(len(self.plain), 'plain tensor')}, {counted(len(self.caches), 'scale')} of caches"
+            f"{contents(len(self.layers), (*self.plain, *self.caches), _size(quantized))}"
         )
         rows = [("layers", "count", "shape", "stored as", "inputs", "bytes")]
         kinds: dict[tuple[str, ...], list[Stored]] = {}
@@ -89,7 +88,13 @@ class Inspection:
         for name, what in self.plain.items():
             plain[_pattern(name), what] = plain.get((_pattern(name), what), 0) + 1
         rows += [(name, str(count), what, "", "", "") for (name, what), count in plain.items()]
-        return "\n".join([head, *table(rows), *(f"problem: {problem}" for problem in self.problems)])
+        return "\n".join([head, *table(rows), *self._legend(), *(f"problem: {it}" for it in self.problems)])
+
+    def _legend(self) -> list[str]:
+        """A line for each name under "stored as" that is not a spec."""
+        meaning = getattr(None if self.dialect is None else dialect_named(self.dialect), "meaning", lambda layout: "")
+        names = dict.fromkeys(layer.layout for layer in self.layers)
+        return [f"stored as {name}: {words}" for name in names if (words := meaning(name))]
 
     def state(self) -> dict[str, Any]:
         """Plain values, for JSON."""

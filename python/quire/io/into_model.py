@@ -11,7 +11,7 @@ import torch
 
 from quire.checks import check_type, counted
 from quire.io.container import CheckpointError, some
-from quire.io.dialect import is_kept
+from quire.io.dialect import contents, is_kept
 from quire.io.fitting import Record, Ref, Target, fit, remember
 from quire.io.joining import alternating, join, joined_input, joined_spec, of_one, of_weight
 from quire.io.layout import Layout, StoredWeight
@@ -41,6 +41,8 @@ class LoadReport:
         notes: choices that load() made.
         on_meta: names of parameters and buffers that stay on the meta device, without values, since the checkpoint does
             not have them.
+        contents: what was read of the checkpoint, counted as inspect() and save() count it: a quantized layer counts
+            once, with its scales and its bias.
     """
 
     path: str
@@ -51,12 +53,13 @@ class LoadReport:
     unused: tuple[str, ...]
     notes: tuple[str, ...]
     on_meta: tuple[str, ...] = ()
+    contents: str = ""
 
     def __str__(self) -> str:
         recipes: dict[str, int] = {}
         for recipe in self.quantized.values():
             recipes[recipe] = recipes.get(recipe, 0) + 1
-        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {counted(len(self.plain), 'plain parameter')}"]
+        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {self.contents}"]
         lines += [f"  {counted(count, 'weight'):>13}: {recipe}" for recipe, count in recipes.items()]
         lines += [f"  missing: {some(self.missing)}"] if self.missing else []
         lines += [f"  unused: {some(self.unused)}"] if self.unused else []
@@ -157,9 +160,18 @@ def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: Loa
     dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
     names = tuple(target.name for target in plain)
     path = str(checkpoint.container.path)
-    return LoadReport(
-        path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes), _left_on_meta(model)
-    )
+    on_meta, counts = _left_on_meta(model), _contents(quantized, plain, targets, checkpoint)
+    return LoadReport(path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes), on_meta, counts)
+
+
+def _contents(
+    quantized: Mapping[str, str], plain: Sequence[Target], targets: Sequence[Target], checkpoint: Checkpoint
+) -> str:
+    """What was read of the checkpoint. quantized: names of parameters. plain: the other parameters."""
+    layers = {ref.entry for target in targets if target.name in quantized for ref in target.source.refs()}
+    others = {name for target in plain for name in (*(ref.entry for ref in target.source.refs()), *target.same)}
+    others |= {name for name in checkpoint.plain if is_kept(name)}
+    return contents(len(layers), others & checkpoint.plain.keys())
 
 
 # --- what is to be done, before anything is

@@ -9,7 +9,7 @@ import torch
 
 from quire.checks import check_type, check_type_or_none
 from quire.io.container import Container, Entry
-from quire.io.dialect import Dialect, check_consumed, check_unscaled, unscaled
+from quire.io.dialect import Dialect, check_consumed, check_unscaled, contents, unscaled
 from quire.io.dialects import dialect_of
 from quire.io.dialects.gguf import GgufFile
 from quire.io.layout import StoredWeight, check_inputs, check_zero_points, consumed
@@ -121,9 +121,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 
     def __repr__(self) -> str:
         name = "no dialect" if self.dialect is None else self.dialect.name
-        return (
-            f"Checkpoint({str(self.container.path)!r}, {name}, {len(self.groups)} quantized, {len(self.plain)} plain)"
-        )
+        return f"Checkpoint({str(self.container.path)!r}, {name}, {contents(len(self.groups), self.plain)})"
 
 
 def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float | None = None) -> Checkpoint:

@@ -18,7 +18,7 @@ import torch
 
 from quire.checks import check_type, counted
 from quire.io.container import DTYPES, INDEX, CheckpointError, Container, some
-from quire.io.dialect import OF_FILES, Configs, Dialect, described
+from quire.io.dialect import OF_FILES, Configs, Dialect, contents, described
 from quire.io.dialects import DIALECTS, dialect_named
 from quire.io.layout import DIV, MUL, WITHOUT_VALUES, Group, Layout, StoredWeight
 from quire.io.reading import Checkpoint
@@ -39,10 +39,11 @@ class SaveReport:
     Attributes:
         files: their names.
         layers: the number of quantized layers.
-        tensors: the number of tensors in the files.
+        tensors: the number of tensors in the files, those of quantized layers included.
         nbytes: the bytes of these tensors.
         losses: what differs from the source; empty with exact=True.
         notes: what a reader of the new file should know, first recipes that it changes.
+        contents: the quantized layers and the plain tensors, counted as inspect() and load() count them.
     """
 
     files: tuple[str, ...]
@@ -51,6 +52,7 @@ class SaveReport:
     nbytes: int
     losses: tuple[Loss, ...] = ()
     notes: tuple[str, ...] = ()
+    contents: str = ""
 
     def state(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -58,8 +60,8 @@ class SaveReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{counted(self.layers, 'quantized layer')}, {counted(self.tensors, 'tensor')}, "
-            f"{counted(self.nbytes, 'byte')} in {counted(len(self.files), 'file')}"
+            f"{self.contents}; in all {counted(self.tensors, 'tensor')} of {counted(self.nbytes, 'byte')}, "
+            f"with configurations in {counted(len(self.files), 'file')}"
         ]
         losses: dict[str, list[str]] = {}
         for loss in self.losses:
@@ -198,7 +200,9 @@ def write_planned(
         files += [] if beside is None else copied(beside, folder, files)
     count, size = sum(map(len, meta.values())), sum(nbytes(t) for each in meta.values() for t in each.values())
     notes = tuple(dict.fromkeys(plan.notes))
-    return SaveReport(tuple(files), len(plan.layouts), count, size, tuple(dict.fromkeys(plan.losses)), notes)
+    losses, layers = tuple(dict.fromkeys(plan.losses)), len(plan.layouts)
+    counts = contents(layers, [name for name in meta if name not in plan.layouts])
+    return SaveReport(tuple(files), layers, count, size, losses, notes, counts)
 
 
 def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:

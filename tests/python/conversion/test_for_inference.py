@@ -185,6 +185,24 @@ def test_a_model_is_converted_again_for_inference_after_training():
         converted(model, "mxfp8")
 
 
+def test_a_report_of_two_conversions_says_which_layers_are_for_inference():
+    model = blocks(2)
+    quire.convert(model, "mxfp8", lambda module, name: "up" in name, for_inference=True, tokens=None)
+    assert "for inference" not in str(quire.conversion_report(model))  # all of quire's layers are
+    quire.convert(model, "mxfp8", lambda module, name: "down" in name)
+    report = quire.conversion_report(model)
+    assert {name: layer.for_inference for layer in report.layers for name in layer.names} == {
+        "0.up": True,
+        "0.down": False,
+        "1.up": True,
+        "1.down": False,
+    }
+    head, _, *lines = str(report).splitlines()
+    assert head.endswith(" are quire's, 2 for inference and 2 for training")
+    assert any(line.startswith("  0.up ... 1.up") and "  for inference" in line for line in lines)
+    assert any(line.startswith("  0.down ... 1.down") and line.endswith("  for training") for line in lines)
+
+
 def test_explain_runs_the_forward_pass_of_a_converted_model():
     model = converted(blocks(1), "nvfp4")
     with torch.enable_grad():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quire.io.container import METADATA, TEXTS, CheckpointError, Header
-from quire.io.dialect import OF_FILES, Configs, LayoutDialect, check_consumed
+from quire.io.dialect import OF_FILES, WORDS, Configs, LayoutDialect, check_consumed
 from quire.io.dialects.modelopt import NVFP4, STATIC_NVFP4
 from quire.io.layout import (
     BYTE,
@@ -96,6 +96,7 @@ class ComfyUi(LayoutDialect):
     name = "comfyui"
     marks_files = True
     layouts = LAYOUTS
+    words = WORDS | {"full": "inputs are not quantized", "scaled_fp8": "scales under the names of older files"}
     offered = tuple(layout for layout in LAYOUTS if not layout.name.startswith("scaled_fp8"))
 
     def detect(self, header: Header, configs: Configs) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.io.container import CheckpointError, Header
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import WORDS, Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     BYTE,
     DIV,
@@ -90,6 +90,22 @@ def _layouts() -> Iterator[Layout]:
 
 
 LAYOUTS = tuple(_layouts())
+#: The strategy of the weight and that of the inputs, the second and the third part of a layout's name.
+_OF_WEIGHT = {
+    "tensor": WORDS["tensor"],
+    "channel": WORDS["row"],
+    "group": "a scale for each block of a row of the weight",
+    "block": WORDS["block"],
+    "tensor_group": "a scale for each block of a row of the weight, and a global one",
+}
+_OF_INPUTS = {
+    "static": WORDS["static"],
+    "token": "each row of the inputs gets a scale in each call",
+    "group": "each block of a row of the inputs gets a scale in each call",
+    "tensor": "the inputs get one scale in each call",
+    "local": "each block of a row of the inputs gets a scale in each call, and their global scale is in the file",
+    "none": "inputs are not quantized",
+}
 _ENDINGS = sorted({part.suffix for layout in LAYOUTS for part in layout.parts})
 _FORMATS = sorted({layout.name.partition(":")[0] for layout in LAYOUTS})
 
@@ -99,6 +115,10 @@ class CompressedTensors(LayoutDialect):
 
     name = "compressed-tensors"
     layouts = LAYOUTS
+
+    def meaning(self, layout: str) -> str:
+        _, weight, inputs = layout.split(":")
+        return f"{_OF_WEIGHT[weight]}; {_OF_INPUTS[inputs]}"
 
     def detect(self, header: Header, configs: Configs) -> bool:
         said = _said(configs)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Entry, Header, some
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import WORDS, Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -98,6 +98,11 @@ class DeepSeek(LayoutDialect):
 
     name = "deepseek"
     layouts = LAYOUTS
+    words = WORDS | {
+        "ue8m0": "scales are powers of two, in a float dtype",
+        "e8m0": "scales are powers of two, in E8M0",
+        "scale": "scales are named .scale",
+    }
 
     def detect(self, header: Header, configs: Configs) -> bool:
         method = _said(configs).get("quant_method")

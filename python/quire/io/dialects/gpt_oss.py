@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Entry, Header
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import WORDS, Configs, LayoutDialect, check_consumed
 from quire.io.joining import alternating, apart
 from quire.io.layout import BYTE, E8M0, Group, Layout, Part, Shape, StoredWeight, bias, blocks, packed, read_group
 from quire.tensor import QuantizedStack
@@ -38,6 +38,7 @@ class GptOss(LayoutDialect):
 
     name = "gpt_oss"
     layouts = (_PLAIN, _GATED)
+    words = WORDS | {"gate_up": "rows of gate and up in turn"}
 
     def detect(self, header: Header, configs: Configs) -> bool:
         said = configs.get("config.json", {}).get("quantization_config") or {}

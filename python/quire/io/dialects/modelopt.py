@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Entry, Header
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import WORDS, Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -110,6 +110,7 @@ class ModelOpt(LayoutDialect):
 
     name = "modelopt"
     layouts = LAYOUTS
+    words = WORDS | {"rows": WORDS["row"]}
 
     def detect(self, header: Header, configs: Configs) -> bool:
         of_model = configs.get("config.json", {}).get("quantization_config") or {}

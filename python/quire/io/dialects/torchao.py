@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quire.io.container import METADATA, CheckpointError, Header
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import WORDS, Configs, LayoutDialect, check_consumed
 from quire.io.dialects.deepseek import tiles
 from quire.io.dialects.modelopt import NVFP4
 from quire.io.layout import (
@@ -125,6 +125,7 @@ class TorchAo(LayoutDialect):
 
     name = "torchao"
     layouts = _layouts()
+    words = WORDS | {"inputs": "inputs are quantized"}
 
     def detect(self, header: Header, configs: Configs) -> bool:
         # Files that were converted to another dialect can still have these texts.
