@@ -25,6 +25,12 @@ def test_the_page_is_that_of_the_tables(works):
     assert works.PAGE.read_text() == works.text(), "run: PYTHONPATH=tests:tools python tests/docs/what_works.py"
 
 
+def test_its_tables_fit_a_phone(works):
+    """Three columns of words do, and five do not."""
+    lines = [line for line in works.text().splitlines() if line.startswith("|")]
+    assert max(len(line.strip("|").split(" | ")) for line in lines) <= 3
+
+
 def test_each_recipe_with_a_name_has_a_row(works):
     rows = {row.strip("`") for row in works.ROWS if row.startswith("`")}
     assert rows == set(quire.recipe._BY_NAME)

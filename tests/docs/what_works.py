@@ -87,11 +87,12 @@ class Column:
     sources: tuple[Source | Callable[[], set[str]], ...]
     refused: dict[str, str]
 
-    def cell(self, row: str) -> str:
+    def recipes(self) -> str:
+        """Which recipes of ROWS are tested with the feature, in words."""
         tested = {name for source in self.sources for name in _names(source)}
-        if not tested.isdisjoint(ROWS[row]):
-            return "yes"
-        return f"no ({self.refused[row]})" if row in self.refused else "not tested"
+        others = [row for row in ROWS if tested.isdisjoint(ROWS[row])]
+        why = [f"{row} ({self.refused.get(row, 'not tested')})" for row in others]
+        return f"all but {' and '.join(why)}" if why else "all"
 
 
 def _names(source: Source | Callable[[], set[str]]) -> set[str]:
@@ -106,7 +107,7 @@ STATIC_SHARDED = "test_static_scales_are_those_of_one_process"
 PACKAGED = every(every_recipe.DEFAULTS, every_recipe.WEIGHT_ONLY)
 COLUMNS = (
     Column(
-        "[train](train-and-resume.md)",
+        "[training](train-and-resume.md)",
         (
             Source(
                 "python.compile.test_layers",
@@ -120,7 +121,7 @@ COLUMNS = (
         {},
     ),
     Column(
-        "[convert for inference](inference.md)",
+        "[conversion for inference](inference.md)",
         (
             CONVERTED,
             Source("python.recipe.test_weight_only", "test_quantized_parameters_stay_as_they_are", WEIGHTS),
@@ -129,7 +130,7 @@ COLUMNS = (
         DELAYED,
     ),
     Column(
-        "[export](inference.md#compile-and-export)",
+        "[export](inference.md#compile-and-export), of converted models and of layers that quantize their weights in each call",
         (
             CONVERTED,
             in_way("export"),
@@ -139,7 +140,7 @@ COLUMNS = (
         {},
     ),
     Column(
-        "[AOTInductor](serve-cpp.md) (b)",
+        "[AOTInductor](serve-cpp.md), of the same (b)",
         (
             in_way("AOTInductor"),
             Source(
@@ -152,12 +153,12 @@ COLUMNS = (
         {},
     ),
     Column(
-        "[tensor parallel](distributed.md)",
+        "[tensor parallel](distributed.md) training",
         (Source("python.distributed.test_linear", "test_results_are_those_of_one_process"),),
         {},
     ),
     Column(
-        "[FSDP](distributed.md)",
+        "training with [FSDP](distributed.md)",
         (
             Source("python.distributed.test_sharded_weights", "test_codes_give_the_bits_that_values_give"),
             Source("python.distributed.test_sharded_weights", "test_weights_of_a_graph_give_the_bits_of_fully_shard"),
@@ -166,7 +167,7 @@ COLUMNS = (
         {},
     ),
     Column(
-        "[experts](moe.md)",
+        "training of [experts](moe.md)",
         (
             Source("python.distributed.test_expert_parallel", "test_results_are_those_of_one_process"),
             Source(
@@ -178,7 +179,7 @@ COLUMNS = (
         {},
     ),
     Column(
-        "[LoRA](lora.md) on quantized weights",
+        "[LoRA](lora.md) on the quantized weights of a converted model",
         (
             Source(
                 "python.conversion.test_input_gradients",
@@ -212,31 +213,39 @@ def dialects(row: str) -> str:
 
 TEXT = """# What works
 
-This page says which recipe works with which feature. It is made from the tables of the tests: `yes` means that a test
-runs the pair. *Not tested* means that no test runs the pair, and as far as we know it raises no error. The columns
-*train*, *tensor parallel*, *FSDP* and *experts* are about layers in training. *Export* and *AOTInductor* are about
-converted models, and about layers that quantize their weights in each call. *LoRA* is about a converted model.
-`PYTHONPATH=tests:tools python tests/docs/what_works.py` writes the page, and a test compares it.
+This page says which recipe works with which feature. It is made from the tables of the tests
+(`PYTHONPATH=tests:tools python tests/docs/what_works.py` writes it, and a test compares it).
 
 ## Recipes and features
 
+*All* are these: {rows}.
+
 {features}
+
+A test runs each pair of a feature and a recipe, but for those that the table names. *Not tested* means that no test
+runs the pair; as far as we know it raises no error.
 
 (a) Only `quire.autocast` can select delayed scaling, and a converted layer has a recipe of its own. `quire.convert` and
 `quire.quantize_model` raise an error.
 
 (b) The tests make packages with PyTorch 2.13, and run them in Python. From C++ they run `mxfp8` and `nvfp4`.
 
-The last column is from the table of [Checkpoints of other tools](checkpoints.md#i-have-quantized-a-model-with-quire),
-which also says which spec each kind of file can store.
-
 Every feature of every layer, such as activation checkpointing, microbatches, or gradients that are added to
 `main_grad`, has its own tests. CONTRIBUTING.md says where they are.
 
+## Files
+
+These files of [other tools](checkpoints.md#i-have-quantized-a-model-with-quire) store a converted model without loss:
+
+{files}
+
+The linked page also says which spec each kind of file can store.
+
 ## Ways to run
 
-Each layer gives the bits of eager mode in each of these ways. The tests run every layer and option in each way, with
-one recipe of these. Every layer and option, and every way, is run with each of them: {recipes}.
+Each layer gives the bits of eager mode in each of the ways below. The tests use these recipes: {recipes}.
+They run every layer and option in each way with one of the recipes. Beyond that they run every layer and option with
+each recipe, and every way with each recipe.
 
 {ways}
 
@@ -259,17 +268,16 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def text() -> str:
-    features = table(
-        ["recipe", *(column.title for column in COLUMNS), "[files](checkpoints.md), without loss"],
-        [[row, *(column.cell(row) for column in COLUMNS), dialects(row)] for row in ROWS],
-    )
+    features = table(["feature", "recipes"], [[column.title, column.recipes()] for column in COLUMNS])
+    files = table(["recipe", "files, by the name of their dialect"], [[row, dialects(row)] for row in ROWS])
     own = importlib.import_module("every_way").RECIPES
     names = ", ".join(name.replace("_", " ") if name == "high_precision" else f"`{name}`" for name in own)
     ways = table(
         ["way, by its name in `tests/every_way.py`", "passes"],
         [[name, "forward and backward" if way.trains else "forward"] for name, way in WAYS.items()],
     )
-    return TEXT.format(features=features, ways=ways, recipes=names.replace("`delayed`", "`fp8_delayed`"))
+    recipes = names.replace("`delayed`", "`fp8_delayed`")
+    return TEXT.format(features=features, files=files, rows=", ".join(ROWS), ways=ways, recipes=recipes)
 
 
 if __name__ == "__main__":
