@@ -20,6 +20,29 @@ def says(page, name: str, statement: str) -> bool:
     return statement in " ".join(page(name).text.split())
 
 
+def test_states_of_a_compiled_model_have_a_prefix_and_fit_only_one(page):
+    assert says(page, "docs/train-and-resume.md", "They fit only a wrapper. Loading them into `model` raises an error")
+    model = quire.convert(torch.nn.Sequential(torch.nn.Linear(256, 256)), "nvfp4")
+    compiled = torch.compile(model, backend="eager")
+    assert {*compiled.state_dict()} == {"_orig_mod.0.weight", "_orig_mod.0.bias"}
+    assert {*quire.rng_state(compiled)} == {"_orig_mod.0"}
+    for load, state in (
+        (torch.nn.Module.load_state_dict, compiled.state_dict()),
+        (quire.set_rng_state, quire.rng_state(compiled)),
+    ):
+        load(compiled, state)
+        with pytest.raises((RuntimeError, ValueError), match="_orig_mod|the state has not: '0'"):
+            load(model, state)
+        load(model, {name.removeprefix("_orig_mod."): value for name, value in state.items()})
+    with quire.autocast(recipe="fp8_delayed"):
+        compiled(torch.randn(4, 256))
+    with pytest.raises(ValueError, match="_orig_mod.0.delayed"):
+        quire.set_delayed_state(model, quire.delayed_state(compiled))
+    assert {*quire.TrainingState(compiled).state_dict()["model"]} == {"0.weight", "0.bias"}
+    model.compile(backend="eager")
+    assert {*model.state_dict()} == {"0.weight", "0.bias"}
+
+
 class Tied(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
