@@ -130,7 +130,7 @@ COLUMNS = (
         DELAYED,
     ),
     Column(
-        "[export](inference.md#compile-and-export), of converted models and of layers that quantize their weights in each call",
+        "[export](inference.md#compile-and-export), of converted models and of layers that quantize in each call",
         (
             CONVERTED,
             in_way("export"),
