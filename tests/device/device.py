@@ -55,6 +55,15 @@ def _index(device: int | str | torch.device | None) -> int:
     return _ops.current_device() if index is None else index
 
 
+def _attribute(name: str) -> object:
+    """Inductor looks for "Scheduling" when it first needs to know how to write code for the device: its own modules,
+    which take a second to import, are there by then. What it would take from here it registers without a version, so
+    inductor.py registers all itself."""
+    if name == "Scheduling":
+        import device.inductor  # noqa: F401
+    raise AttributeError(f"module 'torch.{NAME}' has no attribute {name!r}")
+
+
 def _module() -> types.ModuleType:
     """torch.quiretest, with the functions that PyTorch asks of a device."""
     module = types.ModuleType(f"torch.{NAME}")
@@ -76,6 +85,7 @@ def _module() -> types.ModuleType:
         "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
         "Stream": torch.Stream,
         "Event": torch.Event,
+        "__getattr__": _attribute,
     }
     vars(module).update(functions)
     return module
