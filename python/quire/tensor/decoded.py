@@ -8,6 +8,12 @@ from typing import Any, NoReturn
 
 import torch
 
+#: The remedy where a tool would store decoded values in a file and lose the codes.
+ON_DISK = (
+    "Offloading to disk (accelerate's disk_offload, or 'disk' in a device_map) stores decoded values: offload "
+    "quantized weights to the CPU, or from a file by state_dict=torch.load(path, mmap=True) (docs/integrations.md)"
+)
+
 
 class Decoded(torch.autograd.Function):
     """The values of a QuantizedTensor. Their gradient is passed to `source` unchanged; the values of source are not
@@ -145,7 +151,13 @@ class DecodedView(torch.Tensor):
         return self._plain().__reduce_ex__(protocol)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The decoded values, read-only: a write to them would not reach the quantized tensor."""
+        """The decoded values, read-only: a write to them would not reach the quantized tensor. Raises TypeError for a
+        view in another dtype: tools make one to write the bits of values to a file."""
+        if self.dtype != self.base.dtype:
+            raise TypeError(
+                f"QuantizedTensor.view({self.dtype}).numpy: its bits would be those of decoded {self.base.dtype} "
+                f"values; use dequantize().view({self.dtype}).numpy(), or one of buffers(). {ON_DISK}"
+            )
         array = self._plain().numpy(force=force)
         array.flags.writeable = False
         return array

@@ -24,7 +24,7 @@ from quire.tensor.buffers import (
     other_direction,
     spec_of,
 )
-from quire.tensor.decoded import Decoded, Window
+from quire.tensor.decoded import ON_DISK, Decoded, Window
 from quire.tensor.origin import Kept, Origin, Seal
 from quire.tensor.spec import QuantSpec
 
@@ -160,9 +160,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         if type(tensor) is not cls:
             raise TypeError(
                 f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, which has no codes. "
-                "Offloading to disk (accelerate's disk_offload, or 'disk' in a device_map) stores decoded values: "
-                "offload quantized weights to the CPU, or from a file by state_dict=torch.load(path, mmap=True) "
-                "(docs/integrations.md). Load a checkpoint with values by load_state_dict(), or quantize them with "
+                f"{ON_DISK}. Load a checkpoint with values by load_state_dict(), or quantize them with "
                 "quire.quantize"
             )
         return torch.nn.Parameter(tensor, requires_grad)
@@ -570,7 +568,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         return _Nowhere(first.data_ptr() if type(first) is torch.Tensor else 0)  # tracers have no addresses
 
     def numpy(self, *, force: bool = False) -> NoReturn:
-        raise self._no_values("numpy")
+        raise TypeError(f"{self._no_values('numpy')}. {ON_DISK}")
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise self._no_values("__dlpack__ (from_dlpack)")

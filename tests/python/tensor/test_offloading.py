@@ -3,6 +3,7 @@ module._parameters, and tell tied ones by their address. accelerate does; integr
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,7 +106,12 @@ REFUSED = {
         r"which has no codes.* load_state_dict\(\), or quantize them with quire.quantize",
     ),
     "a matrix for a stack": (lambda q: quire.QuantizedStack(q), r"expected a QuantizedStack, got QuantizedTensor"),
-    "numpy": (lambda q: q.numpy(), "QuantizedTensor.numpy: it stores codes and scales, .* use dequantize"),
+    "numpy": (lambda q: q.numpy(), "QuantizedTensor.numpy: it stores codes and scales, .* use dequantize.*mmap=True"),
+    "bits by numpy": (
+        lambda q: q.view(torch.int32).cpu().numpy(),
+        r"QuantizedTensor.view\(torch.int32\).numpy: .* use dequantize\(\).*mmap=True",
+    ),
+    "bits of a part by numpy": (lambda q: np.asarray(q[3:5].view(torch.uint8)), r"view\(torch.uint8\).numpy"),
 }
 
 
