@@ -1,18 +1,21 @@
 """Runs TransformerEngine's own tests (a checkout of its repository) against quire and counts how each case ends.
 
-    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seed 1] [--seconds 2000] [--minutes 120]
-        [--out FOLDER] [--write FILE ...]
+    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seed 1] [--part 1/40] [--seconds 2000]
+        [--minutes 120] [--out FOLDER] [--write FILE ...]
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
 lie in --out as one file of JSON lines per test file, with the whole text of each error; a file that is there is not run
 again, and its failures are classified anew. Limits are of the CPU's time, so that other programs on the machine do not
 change results. The cases of a function are spread evenly over all that it has; with --seed they are drawn at random,
-and run in random order, so that --minutes cuts every function alike. --write stores a summary with the commit of the
+and run in random order, so that --minutes cuts every function alike. --part I/N deals all cases of a file into N parts,
+at random but always in the same way, and runs the I-th. So N runs, at any time, run every case once. The counts are
+those of all parts of N in --out, and a line says which these are. --write stores a summary with the commit of the
 checkout: of FILE.json the counts for each function, of FILE.md a table with a row for each test file.
 """
 
 import argparse
 import collections
+import dataclasses
 import functools
 import gc
 import json
@@ -154,6 +157,32 @@ def resident() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The number-th of `parts` parts of a file's cases, counted from 1."""
+
+    number: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Part":
+        found = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise argparse.ArgumentTypeError(f"takes I/N with I from 1 to N, such as 1/40, got {text}")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.parts}"
+
+    def of(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        dealt = random.Random(1).sample(items, len(items))
+        return dealt[self.number - 1 :: self.parts]
+
+    def results(self, stem: str) -> list[str]:
+        """The names of the files with the results of each part."""
+        return [f"{stem}.{number}-of-{self.parts}.jsonl" for number in range(1, self.parts + 1)]
+
+
 class CaseTimeout(Exception):
     """A case ran for longer than --seconds."""
 
@@ -163,6 +192,7 @@ class Plugin:
 
     def __init__(self, options: argparse.Namespace):
         self.cases, self.seconds, self.out = options.cases, options.seconds, options.child
+        self.part = options.part
         self.random = None if options.seed is None else random.Random(options.seed)
         self.minutes, self.end = options.minutes, float("inf")
         self.spent = 0.0  # of the CPU, by the last case
@@ -186,6 +216,12 @@ class Plugin:
         return True
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = self.drawn(items) if self.part is None else self.part.of(items)
+        for module in {item.module for item in items}:
+            peer_names.unskip(module)
+
+    def drawn(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """At most `cases` of each function."""
         functions = collections.defaultdict(list)
         for item in items:
             functions[item.nodeid.partition("[")[0]].append(item)
@@ -198,9 +234,7 @@ class Plugin:
                 kept += self.random.sample(group, count)
         if self.random is not None:
             self.random.shuffle(kept)
-        items[:] = kept
-        for module in {item.module for item in items}:
-            peer_names.unskip(module)
+        return kept
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item):  # noqa: ANN201 - a generator of pluggy
@@ -265,14 +299,22 @@ def commit_of(checkout: pathlib.Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
-def write(path: pathlib.Path, records: list[dict[str, str]], options: argparse.Namespace) -> None:
+def said_of(ran: dict[str, list[int]], options: argparse.Namespace) -> str:
+    """Which cases ran, as text. ran: the numbers of the parts of each file that ran."""
+    if options.part is None:
+        return f"at most {options.cases} cases of each function"
+    files = [f"{name} {', '.join(map(str, numbers))}" for name, numbers in ran.items()]
+    return f"of the {options.part.parts} parts of all cases these: {'; '.join(files)}"
+
+
+def write(path: pathlib.Path, records: list[dict[str, str]], ran: str, options: argparse.Namespace) -> None:
     """A summary, as JSON or as Markdown."""
     commit = commit_of(options.te)
     if path.suffix == ".json":
         counts = {name: dict(row) for name, row in counted(records).items()}
-        path.write_text(json.dumps({"commit": commit, "cases": options.cases, "counts": counts}, indent=1) + "\n")
+        path.write_text(json.dumps({"commit": commit, "ran": ran, "counts": counts}, indent=1) + "\n")
         return
-    head = f"Tests of TransformerEngine at commit {commit}, at most {options.cases} cases of each function:"
+    head = f"Tests of TransformerEngine at commit {commit}, {ran}:"
     path.write_text(f"{head}\n\n{table(counted(records, by_file=True))}\n")
 
 
@@ -286,12 +328,27 @@ def run_file(path: pathlib.Path, options: argparse.Namespace) -> int:
     )
 
 
-def main() -> int:
+def run_child(name: str, result: pathlib.Path, options: argparse.Namespace) -> None:
+    """A process that runs the kept cases of the file `name` and leaves them in `result`."""
+    part = result.with_suffix(".part").resolve()
+    part.write_text("")
+    numbers = {name: getattr(options, name) for name in ("cases", "seed", "part", "seconds", "minutes")}
+    given = {"te": options.te} | {name: value for name, value in numbers.items() if value is not None}
+    same = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, __file__, *same, "--only", name, "--child", str(part)]
+    code = subprocess.run(command, stdout=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}).returncode
+    if code not in (0, 1, 2, 5):  # pytest's: passed, failed, files not importable, no cases
+        raise SystemExit(f"peer_tests: the process for {name} ended with {code}; its results so far are {part}")
+    part.rename(result)
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--te", type=pathlib.Path, required=True, help="a checkout of TransformerEngine")
     parser.add_argument("--only", nargs="+", default=FILES, help="names of test files below tests/pytorch")
     parser.add_argument("--cases", type=int, default=6, help="cases per test function, at most")
     parser.add_argument("--seed", type=int, help="draws the cases at random")
+    parser.add_argument("--part", type=Part.parse, help="I/N, instead of --cases and --seed: the I-th of N parts")
     parser.add_argument(
         "--seconds", type=float, default=2000, help="the CPU's time for a case; it may wait 10 times that"
     )
@@ -301,30 +358,31 @@ def main() -> int:
     parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.te = options.te.resolve()
+    if wrong := [str(path) for path in options.write if path.suffix not in (".json", ".md")]:
+        parser.error(f"--write takes names that end in .json or .md, got {', '.join(wrong)}")
+    return options
+
+
+def main() -> int:
+    options = parsed()
     if options.child:
         path = options.te / "tests/pytorch" / options.only[0]
         return run_file(path.with_suffix(".py"), options)
-    if wrong := [str(path) for path in options.write if path.suffix not in (".json", ".md")]:
-        parser.error(f"--write takes names that end in .json or .md, got {', '.join(wrong)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    records = []
+    records, ran = [], {}
     for name in options.only:
-        result = options.out / f"{name.replace('/', '.').removesuffix('.py')}.jsonl"
+        stem = name.replace("/", ".").removesuffix(".py")
+        names = [f"{stem}.jsonl"] if options.part is None else options.part.results(stem)
+        result = options.out / names[0 if options.part is None else options.part.number - 1]
         if not result.exists():
-            part = result.with_suffix(".part").resolve()
-            part.write_text("")
-            numbers = {name: getattr(options, name) for name in ("cases", "seed", "seconds", "minutes")}
-            given = {"te": options.te} | {name: value for name, value in numbers.items() if value is not None}
-            same = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-            command = [sys.executable, __file__, *same, "--only", name, "--child", str(part)]
-            code = subprocess.run(command, stdout=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}).returncode
-            if code not in (0, 1, 2, 5):  # pytest's: passed, failed, files not importable, no cases
-                raise SystemExit(f"peer_tests: the process for {name} ended with {code}; its results so far are {part}")
-            part.rename(result)
-        records += [classified(json.loads(line)) for line in result.read_text().splitlines()]
-    print(table(counted(records)))
+            run_child(name, result, options)
+        results = {number: options.out / name for number, name in enumerate(names, 1) if (options.out / name).exists()}
+        ran[stem] = list(results)
+        records += [classified(json.loads(line)) for path in results.values() for line in path.read_text().splitlines()]
+    said = said_of(ran, options)
+    print(f"{table(counted(records))}\n\nWhat ran: {said}")
     for path in options.write:
-        write(path, records, options)
+        write(path, records, said, options)
     return 0
 
 

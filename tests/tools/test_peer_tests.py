@@ -1,5 +1,6 @@
 """tools/peer_tests.py on an invented folder of tests: every class of ends, the limit of cases and the names."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -161,3 +162,36 @@ def test_a_seed_draws_the_same_cases_again_and_others_than_another_seed(tmp_path
         assert "| test_many.py::test_many | 5 |" in subprocess.run(command, capture_output=True, text=True).stdout
         drawn.append([json.loads(line)["case"] for line in (out / "test_many.jsonl").read_text().splitlines()])
     assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 5
+
+
+def test_the_parts_of_a_file_run_every_case_once(tmp_path):
+    folder = tmp_path / "te/tests/pytorch"
+    folder.mkdir(parents=True)
+    (folder / "test_many.py").write_text(
+        "import pytest\n\n@pytest.mark.parametrize('n', range(20))\ndef test_many(n):\n    pass\n\n"
+        "def test_one():\n    pass\n"
+    )
+    command = [sys.executable, TOOLS / "peer_tests.py", "--te", tmp_path / "te", "--only", "test_many"]
+    command += ["--out", tmp_path / "out", "--write", tmp_path / "found.json", "--part"]
+    drawn = []
+    for number in (3, 1, 2):
+        printed = subprocess.run([*command, f"{number}/3"], capture_output=True, text=True, check=True).stdout
+        lines = (tmp_path / f"out/test_many.{number}-of-3.jsonl").read_text().splitlines()
+        drawn.append([json.loads(line)["case"].rpartition("::")[2] for line in lines])
+        if number == 1:
+            assert "What ran: of the 3 parts of all cases these: test_many 1, 3" in printed
+    assert [len(part) for part in drawn] == [7, 7, 7]
+    assert sorted(sum(drawn, [])) == sorted([*(f"test_many[{n}]" for n in range(20)), "test_one"])
+    assert any(part != sorted(part) for part in drawn)
+    assert "| test_many.py::test_many | 20 | 0 |" in printed and "| all | 21 | 0 |" in printed
+    assert json.loads((tmp_path / "found.json").read_text())["ran"].endswith("test_many 1, 2, 3")
+
+
+def test_a_part_that_is_none_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import peer_tests
+
+    for text in ("0/3", "4/3", "1", "1/", "-1/3", "1/3/4", "a/b"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"takes I/N with I from 1 to N, such as 1/40, got {text}"):
+            peer_tests.Part.parse(text)
+    assert peer_tests.Part.parse("3/3") == peer_tests.Part(3, 3)
