@@ -16,18 +16,19 @@ from quire.nn.te_extra_state import drop_extra_state
 from quire.te.arguments import Given, takes
 from quire.te.attention.key_value_cache import InferenceParams
 from quire.te.attention.masks import (
+    Packing,
     Present,
     alibi,
     alibi_slopes,
     distance,
     from_bottom_right,
     kept,
+    longest_of,
     mask_type_of,
     present,
     present_of_masks,
     window_of,
 )
-from quire.te.attention.packing import Packing, longest_of
 
 _WHAT = "quire.te.DotProductAttention"
 

@@ -8,7 +8,7 @@ import torch
 
 from quire.checks import check_type
 from quire.te.arguments import takes
-from quire.te.attention.packing import Packing, longest_of
+from quire.te.attention.masks import Packing, longest_of
 
 _OPTIONS = {
     "num_heads_kv": None,

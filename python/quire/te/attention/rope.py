@@ -6,7 +6,7 @@ from quire.checks import check_type
 from quire.loading.devices import is_known
 from quire.nn.float32_buffers import Float32Buffers
 from quire.te.arguments import takes
-from quire.te.attention.packing import places_in_sequences
+from quire.te.attention.masks import places_in_sequences
 
 _EMBEDDING = {
     "rotary_percent": 1.0,
