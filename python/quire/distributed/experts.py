@@ -16,7 +16,7 @@ from quire.distributed.pieces import PiecesOfTensor
 from quire.functional import chunk_rows, expert_rows, limit_capacity, operand_buffers, permute_rows, unpermute_rows
 from quire.loading.deferred import assume_constant_result
 from quire.tensor import QuantSpec
-from quire.tensor.views import TILES
+from quire.tensor.spec import TILES
 
 #: What happens to a rank's rows that exceed the capacity.
 OVERFLOWS = ("raise", "drop")

@@ -8,7 +8,7 @@ from quire import functional
 from quire.checks import check_type, check_type_or_none
 from quire.tensor import QuantizedActivation, QuantizedTensor
 from quire.tensor.buffers import from_list
-from quire.tensor.views import TILES
+from quire.tensor.spec import TILES
 
 
 class Permuted(NamedTuple):

@@ -6,6 +6,9 @@ import torch
 
 from quire.loading.deferred import assume_constant_result
 
+#: Rows that share scales, or lie in one tile, by option of a spec.
+TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved": 16}
+
 
 @assume_constant_result  # a function from text to text is a constant while tracing
 def _canonical(text: str) -> str:
