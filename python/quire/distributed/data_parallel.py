@@ -193,7 +193,7 @@ def _take_mean(group: "distributed.ProcessGroup", parameter: torch.Tensor) -> No
     parameter.grad /= group.size()
 
 
-# ---------------------------------------------------------------- the product of a weight whose rows are sharded
+# --- the product of a weight whose rows are sharded
 
 #: Data, scale and amax of one direction, as operators return them.
 Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -377,7 +377,7 @@ class _Gradients:
         )
 
 
-# ---------------------------------------------------------------- a weight's rows come together
+# --- a weight's rows come together
 
 
 def wait(t: torch.Tensor) -> torch.Tensor:

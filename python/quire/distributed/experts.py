@@ -301,6 +301,9 @@ def _sorted(chunks: torch.Tensor, arriving: torch.Tensor, rows: int) -> tuple[to
     return arrived, arriving.sum(0).cumsum(0)
 
 
+# --- rows that are sent as codes: one row of bytes has the codes and the scales of a row
+
+
 class Field(NamedTuple):
     """A buffer of a quantized tensor in the bytes of a row."""
 

@@ -26,6 +26,8 @@ from quire.tensor.buffers import other_direction
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+# --- what fully_shard is about to do with a parameter
+
 #: Of codes: (rowwise, columnwise).
 Directions = tuple[bool, bool]
 Amaxes = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -155,6 +157,8 @@ def reduced_amaxes(
         whole[i][d] = next(pieces).clone()
     return [(both[0], both[1]) for both in whole]
 
+
+# --- the parameter that fully_shard shards
 
 aten = torch.ops.aten
 #: Families whose scales depend on more than blocks.
@@ -410,6 +414,9 @@ def _fill(q: QuantizedTensor, payload: torch.Tensor, metadata: Gathered) -> None
         for name, tensor in other_direction(q.spec, q.shape, named, "columnwise").items():
             if tensor is not None:
                 buffers[name].copy_(tensor)
+
+
+# --- a model is prepared, and its layers ask for what was gathered
 
 
 def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: bool = False) -> None:
