@@ -121,8 +121,8 @@ def test_a_recipe_that_is_assigned_later_is_in_the_model_and_not_in_the_report(p
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_shape_of_a_weight_is_in_the_row_of_the_layer_sorted_by_the_time_with_what_it_calls(page):
-    text = page("docs/observing.md").text
-    assert 'it comes first only with `sort_by="cpu_time_total"`' in text
+    assert says(page, "docs/observing.md", "Then the row of `quire::linear` comes above it, with all shapes.")
+    assert says(page, "docs/observing.md", 'pass `sort_by="cpu_time_total"`, which includes')
     layer, x = quire.Linear(320, 192), torch.randn(32, 320)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as found:
         with quire.autocast(recipe="mxfp8"):
@@ -179,7 +179,7 @@ def test_no_first_page_says_that_matmuls_run_in_a_format(root):
 
 
 def test_codes_that_a_model_without_them_loads_are_decoded_with_a_warning(page, monkeypatch):
-    said = "If the layers are not converted first, `load_state_dict` decodes the codes, and warns once"
+    said = "If you do not convert the layers first, `load_state_dict` decodes the codes, and warns once"
     assert says(page, "docs/inference.md", said)
     monkeypatch.setattr(writes, "TOLD", threading.Event())
     model = quire.convert(torch.nn.Linear(256, 256), "mxfp8", for_inference=True, tokens=None)
