@@ -413,8 +413,10 @@ def _nothing(
         return f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
     looked_at = [LayerReport(tuple(its), *_sizes(layer), str(why_not[layer])) for layer, its in found.items()]
     remedies = dict.fromkeys(filter(None, map(remedy_of, why_not.values())))
+    none = "the linear layer" if len(found) == 1 else f"none of the {len(found)} linear layers"
+    does = "does not qualify" if len(found) == 1 else "qualifies"
     return (
-        f"convert: nothing to convert: none of the {counted(len(found), 'linear layer')} of {name} qualifies. "
+        f"convert: nothing to convert: {none} of {name} {does}. "
         f"{'; '.join(remedies) or 'The reasons follow'}\n" + "\n".join(layer_lines(tuple(looked_at)))
     )
 

@@ -83,14 +83,16 @@ class Recommendation:
         ]
         width = max(15, *(len(it.name) for it in self.estimates))
         for it in self.estimates:
-            of_all = f"with all, {plain.seconds / it.seconds_of_all:.2f} times"
+            of_all = f"{plain.seconds / it.seconds_of_all:.2f} times"
             if it.why_not:
-                lines.append(f"  {it.name:<{width}} converts no layer: {it.why_not}; {of_all}")
+                lines.append(
+                    f"  {it.name:<{width}} converts no layer: {it.why_not}; with all converted, {of_all} the speed"
+                )
                 continue
             ratio = f"{plain.seconds / it.seconds:.2f} times as fast"
             layers = "" if it is plain else f"  {it.converted} of {counted(self.layers, 'layer')} converted"
             if it is not plain and it.converted < self.layers:
-                layers += f"; {of_all}"
+                layers += f"; with all, {of_all}"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"
             lines.append(f"  {it.name:<{width}} {sizes}")
         lines += self._on_accuracy()
@@ -101,7 +103,7 @@ class Recommendation:
         """Which recipes are equal otherwise, and what is known."""
         measured = [f"{it.name} {PERPLEXITY[it.name]:+g} %" for it in self.estimates if it.name in PERPLEXITY]
         others = [it.name for it in self.estimates[1:] if it.name not in PERPLEXITY]
-        known = f"accuracy, of which this measures nothing: perplexity of SmolLM2-135M {', '.join(measured)}"
+        known = f"accuracy is not measured here; perplexity of SmolLM2-135M: {', '.join(measured)}"
         lines = [f"{known}; no figure for {', '.join(others)}" if others else known]
         if self.recipe is not None and len(self.equal) > 1:
             how = "of the same size" if self.goal == "memory" else "less than 5 % apart, which is noise"

@@ -278,7 +278,7 @@ def test_the_quickest_recipe_is_recommended(goal, clock):
     assert "3.33 times as fast" in str(found) and str(found).endswith(f"for {goal}: fp8_current")
     why = "each would be more than 5 % slower on this machine"
     assert block.why_not == why and [it.why_not for it in found.estimates[:-1]] == [""] * 5
-    assert f"fp8_block       converts no layer: {why}; with all, 0.50 times\n" in str(found)
+    assert f"fp8_block       converts no layer: {why}; with all converted, 0.50 times the speed\n" in str(found)
 
 
 def test_conversion_and_recommendation_agree_on_what_is_slower(clock):
