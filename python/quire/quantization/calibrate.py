@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.autocast import autocast
-from quire.checks import check_type
+from quire.checks import check_type, counted
 from quire.functional import quantize
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.own_context import callers_device, own_context, running
@@ -205,7 +205,7 @@ class CalibrationReport:
 
     def __str__(self) -> str:
         width = max(map(len, [layer.name for layer in self.layers] or [""]))
-        lines = [f"{len(self.layers)} inputs under {self.spec}: amax, input_scale, rows"]
+        lines = [f"{counted(len(self.layers), 'input')} under {self.spec}: amax, input_scale, rows"]
         for layer in self.layers:
             lines.append(f"  {layer.name:<{width}}  {layer.amax:<10.4g}  {layer.input_scale:<10.4g}  {layer.rows}")
         if self.uncalibrated:

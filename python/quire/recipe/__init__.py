@@ -111,7 +111,8 @@ def _remedy(text: str, parts: Mapping[str, str]) -> str:
     if missing == ["dy"]:
         return f"dy, the gradient of y, is missing. {fitting_dy(parts['x'], parts['w'])}"
     if missing:
-        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: add {missing[0]}=SPEC"
+        specs = ",".join(f"{name}=SPEC" for name in missing)
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: add {specs}"
     if "kernels" in parts:
         return "Leave out kernels=, which a layer adds within quire.batch_invariant()"
     unknown = [role for role in parts if role not in ("x", "w", "dy")]

@@ -354,7 +354,7 @@ def test_a_text_that_is_no_recipe_is_refused_in_words(text):
     ("text", "remedy"),
     [
         ("x=mxfp8,w=nvfp4", "got 'x=mxfp8,w=nvfp4'. dy, the gradient of y, is missing. With the format of x"),
-        ("x=mxfp8", "w and dy are missing: add w=SPEC"),
+        ("x=mxfp8", "w and dy are missing: add w=SPEC,dy=SPEC"),
         ("w=nvfp4:16x16", "To quantize weights only, write 'x=none,w=nvfp4:16x16'"),
         (f"{TEXT},dx=mxfp8", "fp8_grad="),
         (f"{TEXT},y=mxfp8", "Leave out 'y'"),
