@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         found.add_argument("--json", action="store_true", help="print JSON")
         return found
 
-    one = command("inspect", _inspect, "describe a checkpoint, of its headers only")
+    one = command("inspect", _inspect, "describe a checkpoint by its headers")
     one.add_argument("path")
     one = command("verify", _verify, "check every rule, values included")
     one.add_argument("path")
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--tokens", type=int, default=4, help="rows of random inputs")
     one.add_argument("--prompt", metavar="TEXT", help="continue this text by the whole model (needs transformers)")
     one.add_argument("--new-tokens", type=int, default=32, metavar="N", help="the most tokens behind the prompt")
-    one = command("convert", _convert, "write a checkpoint as another dialect, exactly or not at all")
+    one = command("convert", _convert, "write a checkpoint as another dialect, exactly unless --allow-ulp is given")
     one.add_argument("src")
     one.add_argument("dst")
     one.add_argument("--to", required=True, choices=[one.name for one in DIALECTS if not one.read_only])
