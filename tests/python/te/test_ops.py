@@ -4,7 +4,10 @@ of TransformerEngine's that are composed of PyTorch's."""
 import copy
 import functools
 import io
+import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ import quire.te.pytorch as te
 from quire.te import quantizer_factories
 from quire.te.common import recipe as recipes
 from quire.te.pytorch import ops
+from steps import assert_rounded
 
 RECIPES = {
     "none": None,
@@ -29,12 +33,9 @@ def within(recipe):
     return nullcontext() if recipe is None else te.autocast(recipe=recipe)
 
 
-def gated(curve):
-    return lambda x: curve(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]
-
-
 def tanh_gelu(x):
-    return torch.nn.functional.gelu(x, approximate="tanh")
+    # PyTorch's tanh form adds 1 to a tanh, which cancels digits of float64.
+    return x * torch.sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
 
 
 def quick_gelu(x):
@@ -45,15 +46,7 @@ def squared_relu(x):
     return torch.relu(x) ** 2
 
 
-def clamped(x):
-    gate, linear = x.chunk(2, -1)
-    gate, linear = gate.clamp(max=1.5), linear.clamp(-1.5, 1.5)
-    return gate * torch.sigmoid(1.2 * gate) * (linear + 0.5)
-
-
-def soft_capped(x):
-    gate, linear = x.chunk(2, -1)
-    return 2 * torch.tanh(gate / 2) * torch.sigmoid(gate) * 3 * torch.tanh(linear / 3)
+silu = torch.nn.functional.silu
 
 
 def by_turns(x, size):
@@ -62,53 +55,136 @@ def by_turns(x, size):
     return x[..., gate + [i for i in range(x.shape[-1]) if i // size % 2]]
 
 
-def scaled(function):
-    return lambda x, scales: function(x) * scales[..., None]
+def same_values(b):
+    return b
 
 
-silu = torch.nn.functional.silu
-#: Operation, how many extra inputs of x's rows it takes -> the function in float64.
-FUNCTIONS = [
-    (ops.GELU(), tanh_gelu),
+@dataclass(frozen=True)
+class Curve:
+    """y = gate(a) * linear(b) of two halves of the columns; without linear, y = gate(x).
+
+    size: columns of both come by turns, in blocks of this many. slope(a): at least the sum of the magnitudes of the
+    terms of gate'(a). extra: how many roundings there are beside those of numerics.md 11.3."""
+
+    gate: Callable[[torch.Tensor], torch.Tensor]
+    linear: Callable[[torch.Tensor], torch.Tensor] | None = None
+    size: int | None = None
+    #: Both terms of a curve's derivative are below 1.2, but that of SReLU is 2 a.
+    slope: Callable[[torch.Tensor], torch.Tensor] = lambda a: 2.4 + 2 * a.abs()
+    extra: int = 0
+
+    def halves(self, x):
+        x = x if self.size is None else by_turns(x, self.size)
+        return [x] if self.linear is None else x.chunk(2, -1)
+
+    def roundings(self, a):
+        """Of y relative to y; 1.8 a + 0.08 a^3 is at least the argument of any sigmoid here."""
+        return 8 + 4 * a.abs() * (1.8 + 0.08 * a.square()) + self.extra
+
+
+def gated(curve, size=None):
+    return Curve(curve, same_values, size)
+
+
+def clamped():
+    # All three numbers are exact in float32.
+    def gate(a):
+        a = a.clamp(max=1.5)
+        return a * torch.sigmoid(1.25 * a)
+
+    return Curve(gate, lambda b: b.clamp(-1.5, 1.5) + 0.5)
+
+
+def soft_capped(size=None):
+    """PyTorch's functions: two tanh with 4 roundings each, two divisions and five products. With t the tanh and s the
+    sigmoid, gate' has the terms (1 + t^2) s and 2 t s (1 + s), of which the first is below 2 and the second below 4."""
+    gate = lambda a: 2 * torch.tanh(a / 2) * torch.sigmoid(a)  # noqa: E731
+    return Curve(gate, lambda b: 3 * torch.tanh(b / 3), size, lambda a: torch.full_like(a, 6.0), 15)
+
+
+CLAMPED = {"limit": 1.5, "alpha": 1.25, "glu_linear_offset": 0.5}
+#: Operation, which may take an extra input of a scale for each row -> the curve in float64.
+CURVES = [
+    (ops.GELU(), Curve(tanh_gelu)),
     (ops.GEGLU(), gated(tanh_gelu)),
     (ops.GLU(), gated(torch.sigmoid)),
-    (ops.QGELU(), quick_gelu),
+    (ops.QGELU(), Curve(quick_gelu)),
     (ops.QGEGLU(), gated(quick_gelu)),
-    (ops.ReLU(), torch.relu),
+    (ops.ReLU(), Curve(torch.relu)),
     (ops.ReGLU(), gated(torch.relu)),
-    (ops.SReLU(), squared_relu),
+    (ops.SReLU(), Curve(squared_relu)),
     (ops.SReGLU(), gated(squared_relu)),
-    (ops.SiLU(), silu),
+    (ops.SiLU(), Curve(silu)),
     (ops.SwiGLU(), gated(silu)),
-    (ops.SwiGLU(glu_interleave_size=4), lambda x: gated(silu)(by_turns(x, 4))),
-    (ops.ClampedSwiGLU(limit=1.5, alpha=1.2, glu_linear_offset=0.5), clamped),
-    (ops.SiTUGLU(beta1=2, beta2=3), soft_capped),
-    (ops.SiTUGLU(beta1=2, beta2=3, glu_interleave_size=2), lambda x: soft_capped(by_turns(x, 2))),
-    (ops.ScaledSReLU(), scaled(squared_relu)),
-    (ops.ScaledSwiGLU(8), scaled(lambda x: gated(silu)(by_turns(x, 8)))),
-    (ops.ScaledClampedQGeGLU(limit=1.5, alpha=1.2, glu_linear_offset=0.5), scaled(clamped)),
-    (ops.ScaledSiTUGLU(beta1=2, beta2=3), scaled(soft_capped)),
-    (ops.L2Normalization(eps=0.1), lambda x: x / (x.square().sum(-1, keepdim=True) + 0.1).sqrt()),
-    (ops.ConstantScale(0.3), lambda x: 0.3 * x),
-    (ops.Dropout(0.5).eval(), lambda x: x),
-    (ops.Identity(), lambda x: x),
-    (ops.Reshape((2, -1)), lambda x: x.reshape(2, -1)),
+    (ops.SwiGLU(glu_interleave_size=4), gated(silu, 4)),
+    (ops.ClampedSwiGLU(**CLAMPED), clamped()),
+    (ops.SiTUGLU(beta1=2, beta2=3), soft_capped()),
+    (ops.SiTUGLU(beta1=2, beta2=3, glu_interleave_size=2), soft_capped(2)),
+    (ops.ScaledSReLU(), Curve(squared_relu)),
+    (ops.ScaledSwiGLU(8), gated(silu, 8)),
+    (ops.ScaledClampedQGeGLU(**CLAMPED), clamped()),
+    (ops.ScaledSiTUGLU(beta1=2, beta2=3), soft_capped()),
 ]
 
 
-@pytest.mark.parametrize(("operation", "function"), FUNCTIONS, ids=lambda value: type(value).__name__)
-def test_an_operation_computes_its_formula(operation, function):
+@pytest.mark.parametrize(("operation", "curve"), CURVES, ids=lambda value: type(value).__name__)
+def test_an_activation_and_its_gradients_are_those_of_float64(operation, curve):
     torch.manual_seed(0)
-    x = torch.randn(6, 16, dtype=torch.float64, requires_grad=True)
-    extra = [torch.randn(6, dtype=torch.float64, requires_grad=True)] * operation.num_extra_inputs
-    y = function(x, *extra)
-    dy = torch.randn_like(y)
-    expected = [y, *torch.autograd.grad(y, [x, *extra], dy)]
-    given = [tensor.detach().float().requires_grad_() for tensor in (x, *extra)]
+    given = [torch.randn(6, 16, requires_grad=True), *[torch.randn(6, requires_grad=True)] * operation.num_extra_inputs]
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    halves = curve.halves(wide[0])
+    a, linear = halves[0], torch.ones(()).double() if curve.linear is None else curve.linear(halves[1])
+    scales = wide[1][:, None] if operation.num_extra_inputs else torch.ones(()).double()
+    expected = curve.gate(a) * linear * scales
+    dy = torch.randn(expected.shape)
+    exact = torch.autograd.grad(expected, wide, dy.double(), retain_graph=True)
     y = ops.Sequential(operation)(*given)
-    # No bound: which curve, and of which columns, is tested here, and that of its roundings with quire.functional.
-    for found, wanted in zip([y, *torch.autograd.grad(y, given, dy.float())], expected, strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
+    found = torch.autograd.grad(y, given, dy)
+    with torch.no_grad():
+        roundings, of_dy = curve.roundings(a), dy.double().abs() * scales.abs()
+        # The term of a soft cap's derivative is 1 + t^2, that of other linear parts 1.
+        of_halves = [of_dy * linear.abs() * curve.slope(a), of_dy * curve.gate(a).abs() * 2][: len(halves)]
+        of_scales = (dy.double() * expected / scales).abs()
+    assert_rounded(y, expected, (roundings + 1) * expected.detach().abs(), 1)
+    # Halves are columns of x, each once.
+    (of_x,) = torch.autograd.grad(halves, wide[:1], [2 * (roundings + 1) * size for size in of_halves])
+    assert_rounded(found[0], exact[0], of_x, 1)
+    if operation.num_extra_inputs:
+        assert_rounded(found[1], exact[1], ((roundings + len(dy[0]) + 1) * of_scales).sum(1), 1)
+
+
+#: Operation -> the function in float64, and how many roundings it has.
+FACTORS = [
+    (ops.ConstantScale(0.3), lambda x: 0.3 * x, 2),
+    (ops.Dropout(0.5).eval(), lambda x: x, 0),
+    (ops.Identity(), lambda x: x, 0),
+    (ops.Reshape((2, -1)), lambda x: x.reshape(2, -1), 0),
+]
+
+
+@pytest.mark.parametrize(("operation", "function", "roundings"), FACTORS, ids=lambda value: type(value).__name__)
+def test_an_operation_that_multiplies_or_moves_values_is_that_of_float64(operation, function, roundings):
+    x = torch.randn(6, 16, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    y, expected = ops.Sequential(operation)(x), function(wide)
+    dy = torch.randn(expected.shape)
+    (found,), (exact,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, wide, dy.double())
+    assert_rounded(y, expected, expected.abs(), roundings)
+    assert_rounded(found, exact, exact.abs(), roundings)
+
+
+def test_l2_normalization_and_its_gradient_are_those_of_float64():
+    x = torch.randn(6, 16, requires_grad=True)
+    wide, dy = x.detach().double().requires_grad_(), torch.randn(6, 16)
+    y, root = ops.L2Normalization(eps=0.1)(x), (wide.square().sum(-1, keepdim=True) + 0.1).rsqrt()
+    expected = wide * root
+    (found,), (exact,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, wide, dy.double())
+    # The sum of 16 squares and eps, each rounded, has 18 roundings, its root half of them and 2 of its own.
+    of_root, dy, wide, root = 11, dy.double().abs(), wide.detach().abs(), root.detach()
+    assert_rounded(y, expected, expected.abs(), of_root + 1)
+    # dy r - x r^3 sum(dy x): three factors r, a sum of 16 products, and six products and a sum around them.
+    magnitude = dy * root + wide * root**3 * (dy * wide).sum(-1, keepdim=True)
+    assert_rounded(found, exact, magnitude, 3 * of_root + 16 + 7)
 
 
 def chain():
@@ -129,38 +205,32 @@ def chain():
     return made
 
 
-def by_layers(made, linears, x, extra):
-    """The same by functions of PyTorch, with the two products of `linears`."""
-    weight = {name: parameter.to(x.dtype) for name, parameter in made.named_parameters()}
-    x = torch.nn.functional.layer_norm(x, (32,), weight["0.weight"] + 1, weight["0.bias"])
-    y = linears[1](gated(silu)(linears[0](x))) + weight["4.bias"]
-    return torch.nn.functional.rms_norm(torch.relu(y), (32,), weight["7.weight"], 1e-5) + extra, y
+class Parts(torch.nn.Module):
+    """The same of quire's layers and functions, each of which is compared with float64 by a test of its own."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.first = quire.LayerNorm(32, zero_centered_gamma=True)
+        self.up, self.down = quire.Linear(32, 48), quire.Linear(24, 32, return_bias=True)
+        self.last = quire.RMSNorm(32)
+        for own, parameter in zip(self.parameters(), made.parameters(), strict=True):
+            own.data.copy_(parameter.data)
+
+    def forward(self, x, extra):
+        y = quire.functional.activation(self.up(self.first(x)), "swiglu", torch.float32)[0]
+        y = torch.add(*self.down(y))  # no bias in the product, as in the chain
+        return self.last(torch.relu(y)) + extra, y
 
 
-def test_a_chain_computes_what_its_parts_do_in_float64():
+def test_a_chain_gives_the_bits_of_its_parts():
     made = chain()
+    parts = Parts(made)
     x, extra = torch.randn(2, 5, 32, requires_grad=True), torch.randn(2, 5, 32, requires_grad=True)
-    wide = {name: parameter.detach().double().requires_grad_() for name, parameter in made.named_parameters()}
-
-    class Wide:
-        def named_parameters(self):
-            return wide.items()
-
-    linears = (
-        lambda x: torch.nn.functional.linear(x, wide["1.weight"], wide["1.bias"]),
-        lambda x: torch.nn.functional.linear(x, wide["3.weight"]),
-    )
-    inputs = [tensor.detach().double().requires_grad_() for tensor in (x, extra)]
-    wanted = by_layers(Wide(), linears, *inputs)
-    found = made(x, extra)
+    found, wanted = made(x, extra), parts(x, extra)
     dy = [torch.randn_like(y) for y in found]
-    gradients = torch.autograd.grad(wanted, [*inputs, *wide.values()], [each.double() for each in dy])
-    # No bound: each norm divides the roundings before it by a deviation. Which parts there are, and in which order, is
-    # tested here; bits of the layers are tested below, and roundings of norms with those.
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
-    for one, other in zip(torch.autograd.grad(found, [x, extra, *made.parameters()], dy), gradients, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+    assert all(map(torch.equal, found, wanted))
+    gradients = torch.autograd.grad(wanted, [x, extra, *parts.parameters()], dy)
+    assert all(map(torch.equal, torch.autograd.grad(found, [x, extra, *made.parameters()], dy), gradients))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -201,7 +271,8 @@ def test_groups_of_rows_are_an_extra_input():
     x, sizes, scales = torch.randn(7, 32), torch.tensor([3, 4]), torch.rand(7)
     y = ops.Sequential(grouped, ops.ScaledSwiGLU())(x, sizes, scales)
     z = torch.cat([x[:3] @ grouped.weight0.T + grouped.bias0, x[3:] @ grouped.weight1.T + grouped.bias1])
-    torch.testing.assert_close(y, gated(silu)(z) * scales[:, None])
+    gate, linear = z.chunk(2, -1)
+    torch.testing.assert_close(y, silu(gate) * linear * scales[:, None])
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("none", "delayed")])
