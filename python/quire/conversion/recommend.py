@@ -8,9 +8,8 @@ import torch
 from quire.checks import check_type, counted, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
-from quire.conversion.reason import Reason
 from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
-from quire.conversion.report import megabytes, milliseconds
+from quire.conversion.report import Reason, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear
 from quire.recipe import Recipe, as_recipe, from_name, names
