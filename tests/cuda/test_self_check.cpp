@@ -350,7 +350,8 @@ TEST_F(SelfCheck, LeavesNoMutantOfAKernelItsResults) {
   with("tiles_fp4", "nvfp4_f32", [](Examples& e) { return e.quantize("nvfp4", DType::f32); });
   with("dequantize_vector", "dequantize_along", [](Examples& e) { return e.dequantize("nvfp4", kRows); });
   with("dequantize_vector", "dequantize_across", [](Examples& e) { return e.dequantize("mxfp8", kColumns); });
-  with("pointwise_vector", "norm_vector", [](Examples& e) { return e.norm(); });
+  with("norm_vector", "norm_vector", [](Examples& e) { return e.norm(); });
+  with("column_vector", "gamma_chunks_vector", [](Examples& e) { return e.norm_grad(); });
   with("pointwise_vector", "activation_vector", [](Examples& e) { return e.activation(); });
   with("route", "route_warps", [](Examples& e) { return e.route(); });
   with("permute_vector", "unpermute_vectors", [](Examples& e) { return e.unpermute(true); });

@@ -33,7 +33,8 @@ struct Grid {
 struct Machine {
   int major = 0, minor = 0;  ///< of its compute capability
   int multiprocessors = 0;
-  int cublaslt = 0;  ///< the version of cuBLASLt, such as 130100 for 13.1.0; 0: there is none
+  int cublaslt = 0;             ///< the version of cuBLASLt, such as 130100 for 13.1.0; 0: there is none
+  int shared_bytes = 99 << 10;  ///< shared memory that a block can ask for: at least this much from sm_80 on
 
   constexpr int number() const { return 10 * major + minor; }  ///< as in sm_90
 };

@@ -194,7 +194,8 @@ class Nvidia final : public Driver {
     expect(cuda_.retain_primary(&known.primary, device), "cuDevicePrimaryCtxRetain");
     known.machine = {.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
                      .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
-                     .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)};
+                     .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device),
+                     .shared_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)};
     const Current current(cuda_, known.primary);
     known.faults = make_record();
     return known;

@@ -1,7 +1,8 @@
 // Norms, activations, their gradients, and sums over rows. The bits of every row are those of the CPU.
 
+#include "quire/cuda/kernels/pointwise.h"
 #include "quire/cuda/groups.h"
-#include "quire/cuda/kernels/pointwise_vector.h"
+#include "quire/cuda/kernels/norm_vector.h"
 #include "quire/cuda/quantize.h"
 #include "quire/cuda/rows.h"
 #include "quire/cuda/sides.h"
@@ -19,8 +20,10 @@ constinit const Kernel kColumnChunks{"pointwise", "column_chunks_of"};
 constinit const Kernel kColumnSums{"pointwise", "column_sums"};
 constinit const Kernel kActivationOf{"pointwise", "activation"};
 constinit const Kernel kActivationGradOf{"pointwise", "activation_grad"};
-constinit const Kernel kNormVector{"pointwise_vector", "norm_vector"};
-constinit const Kernel kNormGradVector{"pointwise_vector", "norm_grad_vector"};
+constinit const Kernel kNormVector{"norm_vector", "norm_vector"};
+constinit const Kernel kNormGradVector{"norm_vector", "norm_grad_vector"};
+constinit const Kernel kGammaChunksVector{"column_vector", "gamma_chunks_vector"};
+constinit const Kernel kColumnChunksVector{"column_vector", "column_chunks_vector"};
 constinit const Kernel kActivationVector{"pointwise_vector", "activation_vector"};
 constinit const Kernel kActivationGradVector{"pointwise_vector", "activation_grad_vector"};
 
@@ -40,47 +43,75 @@ MutableMatrix computed_y(const Destination& to, const Context& context) {
   return y;
 }
 
-/// The shared memory for rows of some matrices like x.
-RowMemory row_memory(const Matrix& x, int64_t matrices) {
-  constexpr int64_t without_asking = 48 << 10, most_warps = 4;
-  RowMemory memory{.stride = RowMemory::stride_of(x.cols, x.dtype)};
-  const int64_t bytes = kWarpRows * matrices * memory.stride * size_of(x.dtype);
-  memory.warps = std::clamp<int64_t>(without_asking / bytes, 1, most_warps);
-  return memory;
+/// The shared memory of a block of some warps, for rows of some matrices like x.
+struct RowBlock {
+  RowMemory memory;
+  int64_t bytes;
+
+  RowBlock(const Matrix& x, int64_t matrices, int64_t warps)
+      : memory{.stride = RowMemory::stride_of(x.cols, x.dtype), .warps = warps},
+        bytes(RowMemory::bytes_of_gains(x.cols) + warps * kWarpRows * matrices * memory.stride * size_of(x.dtype)) {}
+};
+
+/// How many blocks a multiprocessor holds by their shared memory, of which each takes a kilobyte more.
+int64_t resident(const RowBlock& block, const Machine& machine) {
+  constexpr int64_t beside = 1 << 10;
+  return (machine.shared_bytes + beside) / (block.bytes + beside);
 }
 
-/// Not more blocks than keep a device busy: each warp then takes rows in turn.
-Grid grid_of_rows(const RowMemory& memory, const Matrix& x, int64_t matrices, const Context& context) {
-  constexpr unsigned busy = 16;
-  Grid grid = grid_of(ceil_div(x.rows, kWarpRows) * 32, static_cast<unsigned>(memory.warps * 32));
-  grid.blocks = std::min(grid.blocks, busy * static_cast<unsigned>(driver().machine(context.index).multiprocessors));
-  grid.shared_bytes = static_cast<unsigned>(memory.warps * kWarpRows * matrices * memory.stride * size_of(x.dtype));
-  return grid;
+/// Of as many warps as keep the most rows in flight on a multiprocessor.
+RowBlock best_block(const Matrix& x, int64_t matrices, const Machine& machine) {
+  constexpr int64_t most_warps = 16;
+  RowBlock best(x, matrices, 1);
+  for (int64_t warps = 2; warps <= most_warps; ++warps) {
+    const RowBlock next(x, matrices, warps);
+    if (resident(next, machine) * warps >= resident(best, machine) * best.memory.warps) best = next;
+  }
+  return best;
 }
 
-/// Whether the shared memory that every device has for a block has no room for one warp's rows.
-bool refuses_length(const Matrix& x, int64_t matrices, Refusal* refusal) {
-  constexpr int64_t most = 96 << 10;
-  return kWarpRows * matrices * RowMemory::stride_of(x.cols, x.dtype) * size_of(x.dtype) > most &&
-         refused(refusal, "takes rows of which ", kWarpRows * matrices, " fit into ", most, " bytes, but x has ",
-                 x.cols, " columns of ", name(x.dtype));
+/// Launches a kernel of rows, of a job that has no memory yet. Not more blocks than a device holds: each warp takes
+/// rows in turn, and the block prepares the gains once.
+template <class Job>
+void launch_rows(const Kernel& kernel, Job job, int64_t matrices, const Context& context) {
+  const Matrix& x = job.problem.x;
+  if (x.rows == 0) return;
+  const Machine machine = driver().machine(context.index);
+  const RowBlock block = best_block(x, matrices, machine);
+  job.memory = block.memory;
+  Grid grid = grid_of(ceil_div(x.rows, kWarpRows) * 32, static_cast<unsigned>(block.memory.warps * 32));
+  grid.blocks = std::min(grid.blocks, static_cast<unsigned>(resident(block, machine) * machine.multiprocessors));
+  grid.shared_bytes = static_cast<unsigned>(block.bytes);
+  launch(kernel, grid, job, context);
 }
 
-bool refuses_norm(const NormProblem& p, const Context&, Refusal* refusal) {
+/// Whether a block has no room for one warp's rows.
+bool refuses_length(const Matrix& x, int64_t matrices, const Context& context, Refusal* refusal) {
+  const int64_t most = driver().machine(context.index).shared_bytes;
+  return RowBlock(x, matrices, 1).bytes > most &&
+         refused(refusal, "takes rows of which ", kWarpRows * matrices, " and their gains fit into ", most,
+                 " bytes, but x has ", x.cols, " columns of ", name(x.dtype));
+}
+
+bool refuses_column_sum(const ColumnSumProblem& p, const Context&, Refusal* refusal) {
+  return refuses_vectors("x", p.x, p.x.dtype, refusal);
+}
+
+bool refuses_norm(const NormProblem& p, const Context& context, Refusal* refusal) {
   MutableMatrix y = p.out.y;
   if (!y.data) y.row_stride = y.cols;
   if (refuses_vectors("x", p.x, p.x.dtype, refusal) || refuses_vectors("y", y, p.x.dtype, refusal)) return true;
   if (!is_aligned(p.gamma.data) || !is_aligned(p.beta.data))
     return refused(refusal, "takes gamma and beta that begin at multiples of 16 bytes");
-  return refuses_length(p.x, 1, refusal);
+  return refuses_length(p.x, 1, context, refusal);
 }
 
-bool refuses_norm_grad(const NormGradProblem& p, const Context&, Refusal* refusal) {
-  if (!p.dx.data) return refused(refusal, "takes problems with dx; the sums over rows have one kernel");
-  for (const auto& [what, m] : {std::pair<std::string_view, Matrix>{"x", p.x}, {"dy", p.dy}, {"dx", p.dx}})
-    if (refuses_vectors(what, m, p.x.dtype, refusal)) return true;
+bool refuses_norm_grad(const NormGradProblem& p, const Context& context, Refusal* refusal) {
+  if (refuses_vectors("x", p.x, p.x.dtype, refusal) || refuses_vectors("dy", p.dy, p.x.dtype, refusal) ||
+      (p.dx.data && refuses_vectors("dx", p.dx, p.x.dtype, refusal)))
+    return true;
   if (!is_aligned(p.gamma.data)) return refused(refusal, "takes a gamma that begins at a multiple of 16 bytes");
-  return refuses_length(p.x, 2, refusal);
+  return refuses_length(p.x, 2, context, refusal);
 }
 
 /// x, and what it is made of or made to: a gated one has two halves, each of whole vectors.
@@ -107,36 +138,40 @@ void norm(const NormProblem& problem, const Context& context) {
 }
 
 void norm_by_vectors(const NormProblem& problem, const Context& context) {
-  NormVectorJob job{problem, row_memory(problem.x, 1)};
-  NormProblem& p = job.problem;
+  NormProblem p = problem;
   p.out.y = computed_y(p.out, context);
-  if (p.x.rows > 0) launch(kNormVector, grid_of_rows(job.memory, p.x, 1, context), job, context);
+  launch_rows(kNormVector, NormVectorJob{p, {}}, 1, context);
   quantize(p.out.quantization(), context);
 }
 
-/// dgamma and dbeta.
-void sum_gamma(const NormGradProblem& p, const Context& context) {
+/// A block for the columns of each chunk that its threads have.
+void launch_columns(const Kernel& kernel, const auto& job, const Context& context) {
+  const int64_t blocks = job.lines.count() * ceil_div(job.lines.cols, 2 * int64_t{kBlockThreads});
+  launch_over(blocks * kBlockThreads, kernel, job, context);
+}
+
+/// dgamma and dbeta. vectors: the matrices are aligned, and of one dtype.
+void sum_gamma(const NormGradProblem& p, bool vectors, const Context& context) {
   if (!p.dgamma && !p.dbeta) return;
   GammaJob job{.problem = p, .lines = {{.rows = p.x.rows}, p.x.cols}, .gamma_chunks = {}, .beta_chunks = {}};
   const int64_t sums = job.lines.count() * p.x.cols;
   if (p.dgamma) job.gamma_chunks = lend<float>(context, sums);
   if (p.dbeta) job.beta_chunks = lend<float>(context, sums);
-  launch_over(sums, kGammaChunks, job, context);
+  vectors ? launch_columns(kGammaChunksVector, job, context) : launch_over(sums, kGammaChunks, job, context);
   launch_over(p.x.cols, kGammaSums, job, context);
 }
 
 // dx may take the place of dy or x: the sums read them before.
 void norm_grad(const NormGradProblem& p, const Context& context) {
-  sum_gamma(p, context);
+  sum_gamma(p, false, context);
   if (p.dx.data) launch_over(p.x.rows, kNormGradRows, p, context);
 }
 void norm_grad_by_vectors(const NormGradProblem& p, const Context& context) {
-  sum_gamma(p, context);
-  const NormGradVectorJob job{p, row_memory(p.x, 2)};
-  if (p.x.rows > 0) launch(kNormGradVector, grid_of_rows(job.memory, p.x, 2, context), job, context);
+  sum_gamma(p, true, context);
+  if (p.dx.data) launch_rows(kNormGradVector, NormGradVectorJob{p, {}}, 2, context);
 }
 
-void column_sum(const ColumnSumProblem& p, const Context& context) {
+void column_sum(const ColumnSumProblem& p, bool vectors, const Context& context) {
   ColumnSumJob job{.x = p.x,
                    .out = p.out,
                    .dtype = p.out_dtype,
@@ -144,9 +179,11 @@ void column_sum(const ColumnSumProblem& p, const Context& context) {
                    .chunks = nullptr};
   const int64_t sums = job.lines.count() * p.x.cols;
   job.chunks = lend<float>(context, sums);
-  launch_over(sums, kColumnChunks, job, context);
+  vectors ? launch_columns(kColumnChunksVector, job, context) : launch_over(sums, kColumnChunks, job, context);
   launch_over(job.lines.groups.count * p.x.cols, kColumnSums, job, context);
 }
+void column_sum(const ColumnSumProblem& p, const Context& context) { column_sum(p, false, context); }
+void column_sum_by_vectors(const ColumnSumProblem& p, const Context& context) { column_sum(p, true, context); }
 
 /// kernel: of which each thread takes `each` elements.
 void activation(const ActivationProblem& p, const Kernel& kernel, int64_t each, const Context& context) {
@@ -171,7 +208,8 @@ void activation_grad_by_vectors(const ActivationGradProblem& p, const Context& c
 
 }  // namespace
 
-constinit const Rows<ColumnSumProblem> kColumnSum{{{"reference", nullptr, column_sum}}};
+constinit const Rows<ColumnSumProblem, 2> kColumnSum{
+    {{"vector", refuses_column_sum, column_sum_by_vectors}, {"reference", nullptr, column_sum}}};
 constinit const Rows<NormProblem, 2> kNorm{{{"vector", refuses_norm, norm_by_vectors}, {"reference", nullptr, norm}}};
 constinit const Rows<NormGradProblem, 2> kNormGrad{
     {{"vector", refuses_norm_grad, norm_grad_by_vectors}, {"reference", nullptr, norm_grad}}};

@@ -25,7 +25,7 @@ extern const Rows<GemmProblem, 9> kGemm;
 extern const Rows<MatmulProblem, 7> kMatmul;
 
 // pointwise.cpp
-extern const Rows<ColumnSumProblem> kColumnSum;
+extern const Rows<ColumnSumProblem, 2> kColumnSum;
 extern const Rows<NormProblem, 2> kNorm;
 extern const Rows<NormGradProblem, 2> kNormGrad;
 extern const Rows<ActivationProblem, 2> kActivation;

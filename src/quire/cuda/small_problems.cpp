@@ -10,12 +10,16 @@
 #include "quire/cuda/skinny.h"
 #include "quire/cuda/trial.h"
 #include "quire/spec/fingerprint_rule.h"
+#include "quire/spec/sums.h"
 
 namespace quire::cuda {
 namespace {
 
 /// Rows and columns that are more than one tile of every kernel, and end within another.
 constexpr int64_t kRows = 144, kCols = 144;
+/// The same of matrices whose rows or columns are summed: besides whole chunks and steps of a loop, the sums have 7
+/// terms left, which loops that nvcc has unrolled take by parts of 4, 2 and 1.
+constexpr int64_t kSummedRows = kColumnChunk + 7, kSummedCols = (8 + 7) * kRowSums;
 
 uint64_t mixed_all(std::initializer_list<uint64_t> words) {
   uint64_t kind = 0;
@@ -217,18 +221,29 @@ MatmulProblem small_like(const MatmulProblem& like, Trial& trial) {
   return p;
 }
 
+uint64_t kind_of(const ColumnSumProblem& p) { return kind(p.x.dtype, p.out_dtype, kind(p.groups)); }
+
+ColumnSumProblem small_like(const ColumnSumProblem& like, Trial& trial) {
+  const int64_t rows = is_one(like.groups) ? kSummedRows : 2 * kSummedRows;
+  ColumnSumProblem p{.x = trial.matrix(like.x.dtype, rows, kSummedCols),
+                     .out_dtype = like.out_dtype,
+                     .groups = trial.groups(like.groups, rows)};
+  p.out = trial.output(p.out_dtype, p.groups.count * kSummedCols);
+  return p;
+}
+
 uint64_t kind_of(const NormProblem& p) {
   return kind(p.kind, p.x.dtype, kind(p.gamma), kind(p.beta), p.out.y.dtype, bits(p.zero_centered, p.mean, p.rstd));
 }
 
 NormProblem small_like(const NormProblem& like, Trial& trial) {
   NormProblem p;
-  p.kind = like.kind, p.x = trial.matrix(like.x.dtype, kRows, kCols);
-  p.gamma = trial.vector(like.gamma, kCols), p.beta = trial.vector(like.beta, kCols);
+  p.kind = like.kind, p.x = trial.matrix(like.x.dtype, kSummedRows, kSummedCols);
+  p.gamma = trial.vector(like.gamma, kSummedCols), p.beta = trial.vector(like.beta, kSummedCols);
   p.zero_centered = like.zero_centered, p.eps = 1e-5f;
-  p.out = plain_of(like.out, trial, kRows, kCols);
-  if (like.mean) p.mean = trial.output<float>(kRows);
-  if (like.rstd) p.rstd = trial.output<float>(kRows);
+  p.out = plain_of(like.out, trial, kSummedRows, kSummedCols);
+  if (like.mean) p.mean = trial.output<float>(kSummedRows);
+  if (like.rstd) p.rstd = trial.output<float>(kSummedRows);
   return p;
 }
 
@@ -240,13 +255,14 @@ uint64_t kind_of(const NormGradProblem& p) {
 NormGradProblem small_like(const NormGradProblem& like, Trial& trial) {
   NormGradProblem p;
   p.kind = like.kind;
-  p.dy = trial.matrix(like.dy.dtype, kRows, kCols), p.x = trial.matrix(like.x.dtype, kRows, kCols);
-  p.gamma = trial.vector(like.gamma, kCols), p.zero_centered = like.zero_centered;
-  if (p.kind == NormKind::layer) p.mean = static_cast<const float*>(trial.values(DType::f32, kRows));
-  p.rstd = static_cast<const float*>(trial.values(DType::f32, kRows, true));
-  if (like.dx.data) p.dx = trial.output(like.dx.dtype, kRows, kCols);
-  if (like.dgamma) p.dgamma = trial.output(like.gamma.dtype, kCols);
-  if (like.dbeta) p.dbeta = trial.output(like.gamma.dtype, kCols);
+  p.dy = trial.matrix(like.dy.dtype, kSummedRows, kSummedCols),
+  p.x = trial.matrix(like.x.dtype, kSummedRows, kSummedCols);
+  p.gamma = trial.vector(like.gamma, kSummedCols), p.zero_centered = like.zero_centered;
+  if (p.kind == NormKind::layer) p.mean = static_cast<const float*>(trial.values(DType::f32, kSummedRows));
+  p.rstd = static_cast<const float*>(trial.values(DType::f32, kSummedRows, true));
+  if (like.dx.data) p.dx = trial.output(like.dx.dtype, kSummedRows, kSummedCols);
+  if (like.dgamma) p.dgamma = trial.output(like.gamma.dtype, kSummedCols);
+  if (like.dbeta) p.dbeta = trial.output(like.gamma.dtype, kSummedCols);
   return p;
 }
 

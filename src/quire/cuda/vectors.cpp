@@ -1,7 +1,5 @@
 #include "quire/cuda/vectors.h"
 
-#include "quire/cuda/kernels/pointwise_vector.h"
-
 namespace quire::cuda {
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }

@@ -5,7 +5,7 @@
 
 #include "quire/base/kernel_table.h"
 #include "quire/base/matrix.h"
-#include "quire/cuda/kernels/pointwise_vector.h"
+#include "quire/cuda/kernels/vector.h"
 
 namespace quire::cuda {
 

@@ -79,8 +79,9 @@ constexpr float grad_of(float w, float xh, const RowMoments& m, const GradMeans&
 }
 
 /// A term of dgamma.
+constexpr float gamma_term_of(float dy, float x, const RowMoments& m) { return dy * normalized_of(x, m); }
 QUIRE_HOST_DEVICE inline float gamma_term(const NormGradProblem& p, int64_t row, int64_t col) {
-  return load_element(p.dy, row, col) * normalized(p, moments_of(p, row), row, col);
+  return gamma_term_of(load_element(p.dy, row, col), load_element(p.x, row, col), moments_of(p, row));
 }
 
 }  // namespace quire

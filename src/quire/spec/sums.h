@@ -41,11 +41,11 @@ constexpr float mean_of(float sum, int64_t count) { return sum / static_cast<flo
 /// The chunks of a column of `rows` rows.
 constexpr int64_t column_chunks(int64_t rows) { return (rows + kColumnChunk - 1) / kColumnChunk; }
 
-/// The sum of term(r) over the rows of a chunk of a column of `rows` rows.
-template <class Term>
-QUIRE_HOST_DEVICE float sum_of_chunk(int64_t chunk, int64_t rows, const Term& term) {
+/// The sum of term(r) over the rows of a chunk of a column of `rows` rows. Sum: a number, or those of several columns.
+template <class Sum = float, class Term>
+QUIRE_HOST_DEVICE Sum sum_of_chunk(int64_t chunk, int64_t rows, const Term& term) {
   const int64_t begin = chunk * kColumnChunk, end = begin + kColumnChunk < rows ? begin + kColumnChunk : rows;
-  float sum = 0;
+  Sum sum{};
   for (int64_t r = begin; r < end; ++r) sum += term(r);
   return sum;
 }

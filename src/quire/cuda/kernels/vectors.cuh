@@ -4,7 +4,8 @@
 #include <type_traits>
 
 #include "quire/base/matrix.h"
-#include "quire/cuda/kernels/pointwise_vector.h"
+#include "quire/cuda/kernels/pairs.cuh"
+#include "quire/cuda/kernels/vector.h"
 #include "quire/format/element.h"
 #include "quire/spec/sums.h"
 
@@ -28,6 +29,15 @@ struct Floats {
   float v[kVector];
 };
 
+/// The numbers of a pair (pairs.cuh) of such a dtype.
+__device__ inline float2 numbers_of(uint32_t both, DType dtype) {
+  if (dtype == DType::bf16) return {__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u)};
+  float2 out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out.x) : "h"(static_cast<uint16_t>(both)));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out.y) : "h"(static_cast<uint16_t>(both >> 16)));
+  return out;
+}
+
 __device__ inline Floats load_vector(const void* data, DType dtype, int64_t index) {
   Floats out;
   if (dtype == DType::f32) {
@@ -37,12 +47,11 @@ __device__ inline Floats load_vector(const void* data, DType dtype, int64_t inde
   }
   const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + index);
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-  const auto widened = [&](uint32_t half) {
-    const auto number = static_cast<uint16_t>(half);
-    return dtype == DType::f16 ? f16_to_f32(number) : bf16_to_f32(number);
-  };
   QUIRE_UNROLL
-  for (int i = 0; i < 4; ++i) out.v[2 * i] = widened(words[i] & 0xFFFFu), out.v[2 * i + 1] = widened(words[i] >> 16);
+  for (int i = 0; i < 4; ++i) {
+    const float2 both = numbers_of(words[i], dtype);
+    out.v[2 * i] = both.x, out.v[2 * i + 1] = both.y;
+  }
   return out;
 }
 
@@ -53,10 +62,11 @@ __device__ inline void store_vector(void* data, DType dtype, int64_t index, cons
     to[0] = {v[0], v[1], v[2], v[3]}, to[1] = {v[4], v[5], v[6], v[7]};
     return;
   }
-  const auto narrowed = [&](float x) -> uint32_t { return dtype == DType::f16 ? f32_to_f16(x) : f32_to_bf16(x); };
   uint32_t words[4];
   QUIRE_UNROLL
-  for (int i = 0; i < 4; ++i) words[i] = narrowed(v[2 * i]) | narrowed(v[2 * i + 1]) << 16;
+  for (int i = 0; i < 4; ++i)
+    words[i] = dtype == DType::f16 ? pair_of<DType::f16>(v[2 * i], v[2 * i + 1])
+                                   : pair_of<DType::bf16>(v[2 * i], v[2 * i + 1]);
   *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + index) = {words[0], words[1], words[2], words[3]};
 }
 

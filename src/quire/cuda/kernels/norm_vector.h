@@ -1,18 +1,15 @@
-// What the host asks the kernels of pointwise_vector.cu for: those of pointwise.h, where memory is aligned to 16 bytes
-// and the large matrices are of one dtype.
+// What the host asks the kernels of norm_vector.cu for: norms, where memory is aligned to 16 bytes and the large
+// matrices are of one dtype.
 #pragma once
 
-#include "quire/cuda/kernels/pointwise.h"
+#include "quire/spec/norm.h"
 
 namespace quire::cuda {
-
-/// Elements that a thread loads or stores together.
-inline constexpr int64_t kVector = 8;
 
 /// Rows that a warp keeps in shared memory, 16 lanes for each.
 inline constexpr int64_t kWarpRows = 2;
 
-/// The shared memory of a block of warps, each of which has kWarpRows rows of some matrices.
+/// The shared memory of a block of warps: the gain of each column, and for each warp kWarpRows rows of some matrices.
 struct RowMemory {
   int64_t stride = 0;  ///< elements between two rows
   int64_t warps = 1;   ///< of a block
@@ -22,6 +19,8 @@ struct RowMemory {
     const int64_t line = 128 / size_of(dtype);
     return (cols + line - 1) / line * line + kRowSums;
   }
+  /// Those of `cols` columns, in whole lines of 128 bytes.
+  static constexpr int64_t bytes_of_gains(int64_t cols) { return (cols + 31) / 32 * 128; }
 };
 
 struct NormVectorJob {
