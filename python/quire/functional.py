@@ -1,10 +1,11 @@
 """The operators as plain functions of tensors and texts."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.compiler import is_dynamo_compiling
 
 from quire.checks import check_type, check_type_or_none, describe, signed64
@@ -48,6 +49,14 @@ def _try_directly(name: str) -> None:
 if DIRECT is not None:
     for _name in ("linear", "linear_prequantized"):
         _try_directly(_name)
+
+
+def operators() -> Iterator[OpOverload]:
+    """All operators of quire, each in all of its overloads."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("quire::"):
+            packet, _, overload = name.removeprefix("quire::").partition(".")
+            yield getattr(getattr(torch.ops.quire, packet), overload or "default")
 
 
 def linear(

@@ -1,7 +1,7 @@
 """Tensors that torch.distributed.tensor shards over ranks (DTensor): this rank's shard of them, and calls of
 layers whose x is one."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from quire.distributed import one_process
 from quire.distributed.parallel import Parallel
+from quire.functional import operators
 from quire.loading.deferred import when_imported
 
 if TYPE_CHECKING:
@@ -30,23 +31,15 @@ def _take_classes(module: ModuleType) -> None:
         globals()[name] = getattr(module, name)
     # PyTorch has no public way. Where it has no such table, its own error says that there is no sharding strategy.
     handlers = getattr(getattr(DTensor, "_op_dispatcher", None), "_custom_op_handlers", {})
-    handlers.update(dict.fromkeys(_operators(), _refuse_in_operator))
-
-
-def _operators() -> "Iterator[OpOverload]":
-    """All operators of quire."""
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("quire::"):
-            packet, _, overload = name.removeprefix("quire::").partition(".")
-            yield getattr(getattr(torch.ops.quire, packet), overload or "default")
+    handlers.update(dict.fromkeys(operators(), _refuse_in_operator))
 
 
 def _refuse_in_operator(operator: "OpOverload", args: tuple, kwargs: Mapping[str, Any]) -> None:
     placements = next(t.placements for t in pytree.tree_leaves((args, kwargs)) if is_dtensor(t))
     raise NotImplementedError(
         f"{operator.name().partition('::')[2]}: an argument is a DTensor with {placements}, and the operator computes "
-        "from plain tensors; pass t.to_local(), this rank's shard, or t.full_tensor(), the whole tensor, which all ranks "
-        "must call"
+        "from plain tensors; pass t.to_local(), this rank's shard, or t.full_tensor(), the whole tensor, which all "
+        "ranks must call"
     )
 
 
