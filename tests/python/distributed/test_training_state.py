@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import quire
+import ranks
 from python.distributed.training_state_ranks import (
     PARTS,
     Model,
@@ -25,6 +26,13 @@ from python.distributed.training_state_ranks import (
 from quire.distributed import Parallel
 from ranks import rank_of
 
+
+@pytest.fixture(autouse=True)
+def place(device, monkeypatch):
+    """This process computes where the test does, as processes of a group do (ranks.here)."""
+    monkeypatch.setattr(ranks, "place", device.type)
+
+
 #: Options of quantized_model_init.
 QUANTIZED = {"codes": {}, "codes and masters": {"keep_master": True}}
 
@@ -36,15 +44,16 @@ def test_a_run_goes_on_with_the_same_bits(two, tmp_path, way, recipe):
 
 
 @pytest.mark.parametrize("storage", QUANTIZED)
-@pytest.mark.parametrize(("way", "recipe"), [("one process", "nvfp4_no_sr"), ("DistributedDataParallel", "mxfp8")])
-def test_codes_of_quantized_weights_are_kept(two, tmp_path, way, recipe, storage):
-    if way == "one process":
-        resumes(0, str(tmp_path), way, recipe, QUANTIZED[storage])
-    else:
-        two.run(resumes, str(tmp_path), way, recipe, QUANTIZED[storage])
+def test_codes_of_quantized_weights_are_kept(two, tmp_path, storage):
+    two.run(resumes, str(tmp_path), "DistributedDataParallel", "mxfp8", QUANTIZED[storage])
 
 
-def test_a_compiled_model_has_the_names_of_the_model(tmp_path):
+@pytest.mark.parametrize("storage", QUANTIZED)
+def test_one_process_keeps_them_too(tmp_path, storage, device):
+    resumes(0, str(tmp_path), "one process", "nvfp4_no_sr", QUANTIZED[storage])
+
+
+def test_a_compiled_model_has_the_names_of_the_model(tmp_path, device):
     resumes(0, str(tmp_path), "torch.compile", "mxfp8", None)
 
 
@@ -65,8 +74,8 @@ def test_what_two_processes_save_one_and_four_and_others_load(two, four, tmp_pat
     assert ("up.delayed rule" in expected) is (recipe == "delayed")
     assert loads(0, str(tmp_path), "one process", recipe, model) == expected
     for way in loaded:
-        for ranks in (two, four):
-            assert ranks.run(loads, str(tmp_path), way, recipe, model) == [expected] * ranks.size, (way, ranks.size)
+        for group in (two, four):
+            assert group.run(loads, str(tmp_path), way, recipe, model) == [expected] * group.size, (way, group.size)
 
 
 @pytest.mark.slow
@@ -98,13 +107,18 @@ def test_stages_of_a_pipeline_save_what_each_has(two, tmp_path):
     two.run(stages, str(tmp_path))
 
 
-def test_torch_save_takes_the_same_state():
+def names_quire(file, device):
+    """Whether a file needs quire to be read. It names the device, which may be called after quire."""
+    return b"quire" in file.getvalue().replace(device.type.encode(), b"")
+
+
+def test_torch_save_takes_the_same_state(device):
     for storage in (None, {}, {"keep_master": True}):
         run = Run("one process", "delayed", storage)
         run.step(0), run.step(1)
         file = io.BytesIO()
         torch.save(run.state.state_dict(), file)
-        assert b"quire" not in file.getvalue()
+        assert not names_quire(file, device)
         expected = [run.step(2), run.step(3)]
         file.seek(0)
         again = Run("one process", "delayed", storage, seed=5)
@@ -131,16 +145,16 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_layer_and_optimizer(kind, quantized, optimizer):
+def test_every_layer_and_optimizer(kind, quantized, optimizer, device):
     def make():
         with quire.quantized_model_init(enabled=quantized, recipe="mxfp8"):
-            model = torch.nn.Sequential(KINDS[kind]())
+            model = torch.nn.Sequential(KINDS[kind]()).to(device)
         return model, quire.TrainingState(model, OPTIMIZERS[optimizer](model.parameters()))
 
     file = io.BytesIO()
     model, state = make()
     torch.save(state.state_dict(), file)
-    assert b"quire" not in file.getvalue()
+    assert not names_quire(file, device)
     file.seek(0)
     other, state = make()
     state.load_state_dict(torch.load(file, weights_only=True))
@@ -148,12 +162,12 @@ def test_every_layer_and_optimizer(kind, quantized, optimizer):
     assert_same(quire.rng_state(other), quire.rng_state(model))
 
 
-def test_copies_of_a_sharded_layers_state_dict_are_plain():
-    with rank_of(0, 2) as group:
-        layer = quire.Linear(64, 64, parallel=Parallel("row", group))
+def test_copies_of_a_sharded_layers_state_dict_are_plain(device):
+    with rank_of(0, 2, device.type) as group:
+        layer = quire.Linear(64, 64, parallel=Parallel("row", group), device=device)
         state, file = layer.state_dict(), io.BytesIO()
         torch.save(state, file)
-        assert b"quire" not in file.getvalue()
+        assert not names_quire(file, device)
         file.seek(0)
         other = copy.deepcopy(layer)
         for given in (torch.load(file, weights_only=True), copy.deepcopy(state), state):
@@ -164,7 +178,7 @@ def test_copies_of_a_sharded_layers_state_dict_are_plain():
             assert type(other.weight) is torch.nn.Parameter and type(other.weight.data) is torch.Tensor
 
 
-def test_saving_a_new_optimizer_leaves_codes_as_they_are():
+def test_saving_a_new_optimizer_leaves_codes_as_they_are(device):
     changed = 0
     for recipe in ("mxfp8", "nvfp4_no_sr", "fp8_current"):
         run = Run("one process", recipe, {})
@@ -193,15 +207,15 @@ def test_the_random_state_of_layers_that_were_sharded_later_is_that_of_one_proce
     assert first[0] == second[0] == {name: state.tolist() for name, state in first[1].items()}
 
 
-def test_what_does_not_fit_is_refused():
-    model = Model()
+def test_what_does_not_fit_is_refused(device):
+    model = Model().to(device)
     with pytest.raises(TypeError, match="TrainingState: model must be a torch.nn.Module"):
         quire.TrainingState({})
     with pytest.raises(TypeError, match="TrainingState: optimizer must be a torch.optim.Optimizer, got 3"):
         quire.TrainingState(model, 3)
     for _ in range(2):
         with quire.autocast(recipe="fp8_delayed"):
-            model(torch.ones(4, 128))
+            model(torch.ones(4, 128, device=device))
     with pytest.warns(UserWarning, match="without recipe= their scales and amax histories are not in the state"):
         quire.TrainingState(model).state_dict()
     other = quire.recipe.DelayedScaling(margin=1)
