@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import quire
 from python.distributed.parallel_layers import RECIPES, with_scales
-from python.distributed.sums import assert_same_sums
+from python.distributed.sums import assert_same_sums, assert_same_up_to
 from quire.distributed import ExpertParallel
 from quire.distributed.experts import ExpertGroup, Sender, plan
 from quire.distributed.pieces import PlainPart
@@ -137,8 +137,11 @@ def compare(case, part, found, expected):
             where = f"{case}, step {step}: {name}"
             if name.startswith(("router", "shared")):
                 distributed.all_reduce(value)
-                off, size = (value - other[name]).float().norm(), other[name].float().norm()
-                assert off <= 8 * torch.finfo(value.dtype).eps * size, f"{where}: {off / size}"
+                # Terms of tokens are equal. Sums of them are rounded to 16 bits once in one process, and here those of
+                # processes, which count as one because they are that much smaller, and each addition of two.
+                wide = value.dtype == torch.float32
+                roundings = sum(case.tokens) if wide else distributed.get_world_size() + 1
+                assert_same_up_to(value, other[name], roundings, where)
                 continue
             wanted = own_tokens(case, other[name]) if name in ("y", "dx") else part_of(part, name, other[name])
             assert value.dtype == wanted.dtype and value.shape == wanted.shape, where

@@ -15,6 +15,7 @@ import quire
 from every_recipe import TABLE
 from python.distributed.expert_ranks import WAYS, passes
 from python.distributed.parallel_layers import RECIPES, exact, exact_and_compiled, with_scales
+from python.distributed.sums import assert_same_up_to
 from quire.distributed import ExpertParallel, name_group
 
 HIDDEN, INNER, EXPERTS, STEPS, TP = 64, 256, 4, 2, 2
@@ -123,8 +124,12 @@ def equals_one_process(rank, case, group=None):
             assert value.dtype == wanted.dtype and value.shape == wanted.shape, where
             sums = name in ("y", "dx") or of_tokens
             if sums and not (case.way.startswith("exact") and not (of_tokens and case.experts_are_sharded)):
-                off, size = (value - wanted).float().norm(), wanted.float().norm()
-                assert off <= 8 * torch.finfo(value.dtype).eps * size, f"{where}: {off / size}"
+                if name.startswith("router") and case.tokens == (1,):
+                    continue  # a difference of two numbers, which may cancel; "exact" compares it
+                # Sums in float32 of at most 512 products, in 8 chains or more. In 16 bits two halves, which count as
+                # one, their sum and that of one process are rounded, and those that the gradient of logits and the
+                # result follow from in both.
+                assert_same_up_to(value, wanted, 512 // 8 if value.dtype == torch.float32 else 3 + 4, where)
             else:
                 assert torch.equal(value, wanted), f"{where}: {(value - wanted).abs().max()}"
 

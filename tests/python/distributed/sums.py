@@ -1,5 +1,7 @@
 """What sums of the same terms in two orders may differ by."""
 
+import math
+
 import torch
 
 
@@ -13,3 +15,17 @@ def assert_same_sums(found: torch.Tensor, expected: torch.Tensor, terms: int, wh
     assert found.shape == expected.shape and found.dtype == expected.dtype, where
     off, size = (found.double() - expected.double()).norm(), expected.double().norm()
     assert off <= terms * torch.finfo(torch.float32).eps * size, f"{where}: {off / size} of the norm, {terms} terms"
+
+
+def assert_same_up_to(found: torch.Tensor, expected: torch.Tensor, roundings: int, where: object = "") -> None:
+    """Results of the same terms of random signs, of which both together are rounded that often to a number of the size
+    of the result.
+
+    A rounding is off by eps / 2 of the number at most, and by eps / sqrt(12) of it in root mean square, and independent
+    ones add up in squares: eps sqrt(roundings / 12) of the result, over all elements. The bound is sqrt(12), or 3.5,
+    times that. A sum of n terms one after another counts as n / 2: after k terms it is about sqrt(k / n) of the result.
+    """
+    assert found.shape == expected.shape and found.dtype == expected.dtype, where
+    off, size = (found.double() - expected.double()).norm(), expected.double().norm()
+    unit = torch.finfo(found.dtype).eps
+    assert off <= math.sqrt(roundings) * unit * size, f"{where}: {off / size} of the norm, {roundings} roundings"

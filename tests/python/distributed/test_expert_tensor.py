@@ -50,7 +50,8 @@ def test_other_ways_to_run_sharded_experts(two, recipe, way, option):
 @pytest.mark.parametrize("tokens", [1, 0, 130])
 def test_numbers_of_tokens(two, tokens):
     for recipe in ("nvfp4", "mxfp8"):
-        two.run(equals_one_process, Case(recipe, (tokens,), dtype=torch.bfloat16))
+        for way in ("eager", "exact"):
+            two.run(equals_one_process, Case(recipe, (tokens,), dtype=torch.bfloat16, way=way))
 
 
 def test_a_mixture_is_one_graph(two):
