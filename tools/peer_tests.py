@@ -5,12 +5,13 @@
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
 lie in --out as one file of JSON lines per test file, with the whole text of each error; a file that is there is not run
-again, and its failures are classified anew. Limits are of the CPU's time, so that other programs on the machine do not
-change results. The cases of a function are spread evenly over all that it has; with --seed they are drawn at random,
-and run in random order, so that --minutes cuts every function alike. --part I/N deals all cases of a file into N parts,
-at random but always in the same way, and runs the I-th. So N runs, at any time, run every case once. The counts are
-those of all parts of N in --out, and a line says which these are. --write stores a summary with the commit of the
-checkout: of FILE.json the counts for each function, of FILE.md a table with a row for each test file.
+again, and its failures are classified anew. A run that was stopped goes on after its last case. Limits are of the CPU's
+time, so that other programs on the machine do not change results. The cases of a function are spread evenly over all
+that it has; with --seed they are drawn at random, and run in random order, so that --minutes cuts every function alike.
+--part I/N deals all cases of a file into N parts, at random but always in the same way, and runs the I-th. So N runs,
+at any time, run every case once. The counts are those of all parts of N in --out, and a line says which these are.
+--write stores a summary with the commit of the checkout: of FILE.json the counts for each function, of FILE.md a table
+with a row for each test file.
 """
 
 import argparse
@@ -226,7 +227,9 @@ class Plugin:
         return True
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = self.drawn(items) if self.part is None else self.part.of(items)
+        kept = self.drawn(items) if self.part is None else self.part.of(items)
+        done = {json.loads(line)["case"] for line in self.out.read_text().splitlines()}
+        items[:] = [item for item in kept if item.nodeid not in done]
         for module in {item.module for item in items}:
             peer_names.unskip(module)
 
@@ -341,7 +344,7 @@ def run_file(path: pathlib.Path, options: argparse.Namespace) -> int:
 def run_child(name: str, result: pathlib.Path, options: argparse.Namespace) -> None:
     """A process that runs the kept cases of the file `name` and leaves them in `result`."""
     part = result.with_suffix(".part").resolve()
-    part.write_text("")
+    part.touch()
     numbers = {name: getattr(options, name) for name in ("cases", "seed", "part", "seconds", "minutes")}
     given = {"te": options.te} | {name: value for name, value in numbers.items() if value is not None}
     same = [word for name, value in given.items() for word in (f"--{name}", str(value))]

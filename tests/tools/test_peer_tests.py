@@ -186,6 +186,12 @@ def test_the_parts_of_a_file_run_every_case_once(tmp_path):
     assert "| test_many.py::test_many | 20 | 0 |" in printed and "| all | 21 | 0 |" in printed
     assert json.loads((tmp_path / "found.json").read_text())["ran"].endswith("test_many 1, 2, 3")
 
+    # A run that was stopped goes on.
+    record = {"case": "tests/pytorch/test_many.py::test_one", "kind": "skipped", "error": "", "text": ""}
+    (tmp_path / "out/test_many.1-of-1.part").write_text(json.dumps(record) + "\n")
+    printed = subprocess.run([*command, "1/1"], capture_output=True, text=True, check=True).stdout
+    assert "| test_many.py::test_many | 20 | 0 |" in printed and "| test_many.py::test_one | 0 | 1 |" in printed
+
 
 def test_a_part_that_is_none_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
