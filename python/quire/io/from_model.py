@@ -12,7 +12,7 @@ from quire.checks import check_type, check_type_or_none
 from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_named
-from quire.io.dialects.native import Native, layout_of
+from quire.io.dialects.native import Native, bias_of, layout_of
 from quire.io.fitting import Record, Ref, Source, Target, named_in_files, parameters, record_of
 from quire.io.joining import apart, narrowed, of_weight, split
 from quire.io.layout import StoredWeight
@@ -151,7 +151,8 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
                     self.pieces.setdefault(ref.entry, {})[ref.index] = piece
         first = {name: next(iter(each.values())).target.value for name, each in self.pieces.items()}
         self.layers = [name for name, value in first.items() if isinstance(value, QuantizedTensor)]
-        self.biases = {name: bias for name in self.layers if (bias := _bias_of(name)) in self.pieces}
+        named = _bias_of if foreign else bias_of
+        self.biases = {name: bias for name in self.layers if (bias := named(name)) in self.pieces}
         own = [name for name in self.pieces if name not in self.biases.values()]
         others = record.other if source is None else source
         self.names = [*own, *(name for name in others if name not in self.pieces)]

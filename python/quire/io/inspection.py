@@ -185,7 +185,7 @@ def _stored(group: Group, header: dict[str, Entry]) -> Stored:
 
 def _pattern(name: str) -> str:
     """A name with its numbers replaced by *, which is the same for all layers of one kind."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|(?<=\.weight)\d+$|(?<=\.bias)\d+$", "*", name)
 
 
 def _size(count: float) -> str:

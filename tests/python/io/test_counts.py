@@ -90,6 +90,42 @@ def test_a_name_means_what_the_layer_does(name, words):
     assert layout.calibrated == words.endswith("in the file")
 
 
+#: Layers with biases of every name, and what is counted of them.
+NAMED = {
+    "one layer": (lambda: quire.Linear(64, 64), "1 quantized layer, 0 plain tensors"),
+    "numbers": (lambda: quire.GroupedLinear(3, 64, 64), "3 quantized layers, 0 plain tensors"),
+    "two matmuls": (lambda: quire.LayerNormMLP(64, 128), "2 quantized layers, 2 plain tensors"),
+    "experts": (lambda: quire.MoE(64, 128, num_experts=8, bias=True), "16 quantized layers, 1 plain tensor"),
+    "a stack": (
+        lambda: quire.MoE(64, 128, num_experts=8, bias=True, single_grouped_weight=True),
+        "2 quantized layers, 1 plain tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_bias_of_any_name_counts_with_its_layer(kind, tmp_path):
+    make, expected = NAMED[kind]
+    model = make()
+    quire.convert(model, "mxfp8", for_inference=True, tokens=None)
+    saved = io.save(model, tmp_path / "a", dialect="quire")
+    found = io.inspect(tmp_path / "a")
+    loaded = make()
+    assert {io.load(loaded, tmp_path / "a").contents, saved.contents} == {expected} and not found.problems
+    biases = [name for name, _ in model.named_parameters() if "bias" in name and "norm" not in name]
+    assert biases and not set(biases) & found.plain.keys()
+    for name, value in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name).detach(), value.detach()), name
+
+
+def test_the_experts_of_a_mixture_share_a_line(tmp_path):
+    model = quire.MoE(64, 128, num_experts=8, top_k=2, bias=True)
+    quire.convert(model, "mxfp8", for_inference=True, tokens=None)
+    io.save(model, tmp_path / "a", dialect="quire")
+    lines = [line.split()[:2] for line in str(io.inspect(tmp_path / "a")).splitlines()[3:]]
+    assert lines == [["fc1.weight*", "8"], ["fc2.weight*", "8"], ["router.weight", "1"]]
+
+
 def test_the_table_of_a_checkpoint_ends_with_what_its_names_mean(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     quire.convert(model, "mxfp8", for_inference=True, tokens=None, min_features=1)

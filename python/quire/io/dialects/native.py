@@ -18,6 +18,7 @@ from quire.tensor.origin import Origin
 _BUFFER = re.compile(
     r"^(?P<name>.+?)\.(?P<spec>(?:fp8_\w+|mx\w+|nvfp4)(?::[^/]+)?)\.(?P<buffer>" + "|".join(BUFFER_NAMES) + ")$"
 )
+_NUMBERED = re.compile(r"(?P<stem>(?:.*[._])?)weight(?P<number>\d*)")
 _REMEDY = "the file is damaged or was not written by quire; write it again"
 
 
@@ -139,8 +140,17 @@ class Native:
 _SAID = ("dynamic", "static", "input_divides", "has_input_scale")
 
 
+def bias_of(weight: str) -> str:
+    """The name of the bias of a weight, as in a state dict: X.bias of X.weight, X.bias3 of X.weight3, fc1_bias of
+    fc1_weight, and X_bias of a parameter X."""
+    found = _NUMBERED.fullmatch(weight)
+    return f"{found['stem']}bias{found['number']}" if found else f"{weight}_bias"
+
+
 def _beside(weight: str, role: str) -> str:
-    """The name of a tensor that belongs to a weight: X.bias of X.weight, and X_bias of a parameter X."""
+    """The name of a tensor that belongs to a weight: its bias, or its static scale."""
+    if role == "bias":
+        return bias_of(weight)
     return f"{weight.removesuffix('weight')}{role}" if weight.endswith(".weight") else f"{weight}_{role}"
 
 
