@@ -415,9 +415,9 @@ def _nothing(
     remedies = dict.fromkeys(filter(None, map(remedy_of, why_not.values())))
     none = "the linear layer" if len(found) == 1 else f"none of the {len(found)} linear layers"
     does = "does not qualify" if len(found) == 1 else "qualifies"
-    return (
-        f"convert: nothing to convert: {none} of {name} {does}. "
-        f"{'; '.join(remedies) or 'The reasons follow'}\n" + "\n".join(layer_lines(tuple(looked_at)))
+    follow = "The reason follows" if len(found) == 1 else "The reasons follow"
+    return f"convert: nothing to convert: {none} of {name} {does}. {'; '.join(remedies) or follow}\n" + "\n".join(
+        layer_lines(tuple(looked_at))
     )
 
 

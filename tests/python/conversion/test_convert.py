@@ -216,7 +216,7 @@ def test_nothing_to_convert_is_an_error_that_says_what_was_looked_at_and_changes
 def test_the_remedy_follows_the_reason():
     with pytest.raises(ValueError, match=r"qualifies\. Pass another filter\n"):
         quire.convert(blocks(), NVFP4, lambda module, name: False)
-    with pytest.raises(ValueError, match=r"qualifies\. Pass a smaller min_features\n"):
+    with pytest.raises(ValueError, match=r"does not qualify\. Pass a smaller min_features\n"):
         quire.convert(torch.nn.Linear(8, 8), NVFP4)
     with pytest.raises(ValueError, match=r"qualifies\. Call model\.float\(\) or model\.bfloat16\(\) first\n"):
         quire.convert(blocks().double(), NVFP4)
