@@ -109,8 +109,10 @@ class LayoutDialect:
         """The layout with the same codes whose inputs are most similar."""
         spec, static = stored.weight.spec_text, stored.input_scale is not None
 
-        def inputs(layout: Layout | None) -> str:
-            return "none" if layout is None else of_inputs(layout.static if static else layout.dynamic)
+        def inputs(layout: Layout | None, *, exactly: bool = False) -> str:
+            spec = "none" if layout is None else layout.static if static else layout.dynamic
+            # A global scale that is measured in each call rounds values differently than an amax.
+            return of_inputs(spec, scales=exactly and not static)
 
         def unlike(layout: Layout) -> tuple[bool, ...]:
             return of_codes(layout.spec) != of_codes(spec), inputs(layout) != inputs(source), layout.calibrated
@@ -125,9 +127,10 @@ class LayoutDialect:
             what = f"{'a stack of ' * stacked}{spec}{' with static scales of inputs' * static}, x={inputs(source)}"
             raise self._no_layout(name, what, alike)
         best = min(fits, key=unlike)
-        if inputs(best) != inputs(source):
-            now = "not quantized" if inputs(best) == "none" else f"quantized as {inputs(best)}"
-            was = "not" if inputs(source) == "none" else f"as {inputs(source)}"
+        after, before = (inputs(one, exactly=True) for one in (best, source))
+        if after != before:
+            now = "not quantized" if after == "none" else f"quantized as {after}"
+            was = "not" if before == "none" else f"as {before}"
             notes.append(
                 f"the recipe changes: inputs are {now}, before {was} ({described(stored)} -> {self.name} {best.name})"
             )
@@ -157,9 +160,10 @@ def of_codes(spec: str) -> str:
     return ":".join(word for word in words if word not in (MUL, DIV, "256"))
 
 
-def of_inputs(spec: str) -> str:
-    """The spec of an input without options that only say how scales are stored, or that only act in backward."""
-    others = (MUL, DIV, "given", "nan", "rht", "rht=unsigned", "interleaved")
+def of_inputs(spec: str, *, scales: bool = False) -> str:
+    """The spec of an input without options that only act in backward, and unless `scales` without those that say how a
+    global scale is stored."""
+    others = ("given", "nan", "rht", "rht=unsigned", "interleaved", *(() if scales else (MUL, DIV)))
     return ":".join(word for word in spec.split(":") if word not in others)
 
 

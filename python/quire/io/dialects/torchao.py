@@ -125,6 +125,8 @@ class TorchAo(LayoutDialect):
 
     name = "torchao"
     layouts = _layouts()
+    # Its reader has no word for inputs in blocks of 1 x 128.
+    offered = tuple(one for one in layouts if one.dynamic != "fp8_block")
     words = WORDS | {"inputs": "inputs are quantized"}
 
     def detect(self, header: Header, configs: Configs) -> bool:
