@@ -104,6 +104,11 @@ def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     return active_in(layer)[0]
 
 
+def is_within_autocast() -> bool:
+    """Whether an autocast decides for the layers, one that is disabled too."""
+    return _active()[0]
+
+
 def active_rule() -> Rule:
     """The argument of delayed.collect(), if the innermost autocast of this thread has a delayed recipe and is enabled
     or calibrating; of a recipe that differs by layer, what knows the rule of each; else None."""

@@ -416,7 +416,7 @@ def _nothing(
     none = "the linear layer" if len(found) == 1 else f"none of the {len(found)} linear layers"
     does = "does not qualify" if len(found) == 1 else "qualifies"
     follow = "The reason follows" if len(found) == 1 else "The reasons follow"
-    return f"convert: nothing to convert: {none} of {name} {does}. {'; '.join(remedies) or follow}\n" + "\n".join(
+    return f"convert: nothing to convert: {none} of {name} {does}. {'. '.join(remedies) or follow}\n" + "\n".join(
         layer_lines(tuple(looked_at))
     )
 

@@ -13,7 +13,7 @@ from quire.conversion.report import Reason, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear
 from quire.recipe import Recipe, as_recipe, from_name, names
-from quire.tensor import DTYPES
+from quire.tensor import DTYPES, QuantizedTensor
 
 GOALS = ("inference", "training", "memory")
 #: A recipe must be this much faster than high precision to be worth a loss of accuracy.
@@ -22,7 +22,13 @@ _WORTH = 1.05
 _NOISE = 1.05
 _ALL_SLOWER = Reason("each would be more than 5 % slower on this machine", "Try another number of tokens")
 #: Recipe -> by how many percent it raises the perplexity of SmolLM2-135M (docs/language-model.md).
-PERPLEXITY = {"fp8_current": 2.9, "mxfp8": 3.6, "nvfp4": 49.6}
+PERPLEXITY = {
+    "fp8_current": 2.9,
+    "mxfp8": 3.6,
+    "nvfp4": 49.6,
+    "x=none,w=nvfp4": 24.4,
+    "x=nvfp4,w=mxfp8,dy=mxfp8": 18.9,
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Recommendation:
         equal: the names of the recipes that are as good as the best one for the goal: less than 5 % slower, or of the
             same size. `recipe` is one of them with the most bits, NVFP4 before MXFP4.
         dtypes: those of the weights of the layers, with which the recipes are compared.
+        autocast: the dtype of the torch.autocast within which they were compared, None outside of one.
     """
 
     goal: str
@@ -71,14 +78,16 @@ class Recommendation:
     estimates: tuple[RecipeEstimate, ...]
     equal: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
+    autocast: torch.dtype | None = None
 
     def __str__(self) -> str:
         plain = self.estimates[0]
         steps = "a forward and a backward pass" if self.goal == "training" else "a forward pass"
-        dtypes = " and ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        dtypes = " and ".join(map(_words, self.dtypes))
+        within = "" if self.autocast is None else f", within torch.autocast ({_words(self.autocast)})"
         lines = [
-            f"{steps} of the linear layers, whose weights are in {dtypes}, with {counted(self.tokens, 'row')} on this "
-            "machine, and the bytes of the weights:"
+            f"{steps} of the linear layers, whose weights are in {dtypes}{within}, with {counted(self.tokens, 'row')} "
+            "on this machine, and the bytes of the weights:"
         ]
         width = max(15, *(len(it.name) for it in self.estimates))
         for it in self.estimates:
@@ -96,12 +105,26 @@ class Recommendation:
             lines.append(f"  {it.name:<{width}} {sizes}")
         lines += self._on_accuracy()
         why_not = "has smaller weights" if self.goal == "memory" else "is more than 5 % faster"
-        return "\n".join([*lines, f"for {self.goal}: {self.recipe or f'high precision, since no recipe {why_not}'}"])
+        chosen = f"high precision, since no recipe {why_not}" if self.recipe is None else self.recipe + self._caution()
+        return "\n".join([*lines, f"for {self.goal}: {chosen}"])
+
+    def _caution(self) -> str:
+        """What stands behind a recipe of 4 bits: the best one of 8 bits, if there is one."""
+        ranked = [it for it in self.estimates[1:] if not it.why_not]
+        eight = next((it for it in ranked if _roughness(as_recipe("recommend", it.name))[0] == _EIGHT_BITS), None)
+        if _roughness(as_recipe("recommend", self.recipe))[0] <= _EIGHT_BITS or eight is None:
+            return ""
+        if self.goal == "memory":
+            return f" (by size alone: evaluate it; with 8 bits, {eight.name} has {megabytes(eight.weight_bytes)})"
+        ratio = self.estimates[0].seconds / eight.seconds
+        return f" (by speed alone: evaluate it; with 8 bits, {eight.name} has {ratio:.2f} times the speed)"
 
     def _on_accuracy(self) -> list[str]:
         """Which recipes are equal otherwise, and what is known."""
-        measured = [f"{it.name} {PERPLEXITY[it.name]:+g} %" for it in self.estimates if it.name in PERPLEXITY]
-        others = [it.name for it in self.estimates[1:] if it.name not in PERPLEXITY]
+        known = {as_recipe("recommend", name).linear_spec(): rise for name, rise in PERPLEXITY.items()}
+        rises = {it.name: known.get(as_recipe("recommend", it.name).linear_spec()) for it in self.estimates[1:]}
+        measured = [f"{name} {rise:+g} %" for name, rise in rises.items() if rise is not None]
+        others = [name for name, rise in rises.items() if rise is None]
         known = f"accuracy is not measured here; perplexity of SmolLM2-135M: {', '.join(measured)}"
         lines = [f"{known}; no figure for {', '.join(others)}" if others else known]
         if self.recipe is not None and len(self.equal) > 1:
@@ -166,8 +189,8 @@ def recommend(
         layers = [layer for layer in model.modules() if _timed(layer, min_features)]
     if not layers:
         raise ValueError(
-            f"recommend: {type(model).__name__} has no torch.nn.Linear with {min_features} inputs and outputs and "
-            "values in float32, float16 or bfloat16; pass a model that has, or another min_features"
+            f"recommend: {type(model).__name__} has no torch.nn.Linear with at least {min_features} inputs and outputs "
+            "and values in float32, float16 or bfloat16; " + _remedy(model)
         )
     training = goal == "training"
     timed = [it if training else inference_recipe(it) for it in by_name.values()]
@@ -190,7 +213,25 @@ def recommend(
         (plain, *best, *(it for it in found if it.why_not)),
         tuple(it.name for it in equal),
         dtypes,
+        _autocast_of(layers[0].weight.device.type),
     )
+
+
+def _remedy(model: torch.nn.Module) -> str:
+    """For a model without a layer that can be timed."""
+    if any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters()):
+        return (
+            "its weights are quantized; pass the model as it was before, or call quire.dequantize_weights(model) first"
+        )
+    return "pass a model that has, or another min_features"
+
+
+def _autocast_of(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _words(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _equal(best: Sequence[RecipeEstimate], goal: str) -> list[RecipeEstimate]:
@@ -223,13 +264,14 @@ def _own(recipes: Sequence[Recipe | str]) -> dict[str, Recipe]:
     return found
 
 
-#: Family of a spec -> how rough its values are.
+#: Family of a spec -> how rough its values are. What is not here has 8 bits.
+_EIGHT_BITS = 1
 _ROUGH = {"none": 0, "nvfp4": 2, "mxfp4": 3}
 
 
 def _roughness(recipe: Recipe) -> tuple[int, int]:
     """The order of recipes by accuracy: first the roughest operand of the forward pass counts, then both."""
-    each = [_ROUGH.get(spec.split(":")[0], 1) for spec in (recipe.input_spec, recipe.weight_spec)]
+    each = [_ROUGH.get(spec.split(":")[0], _EIGHT_BITS) for spec in (recipe.input_spec, recipe.weight_spec)]
     return max(each), sum(each)
 
 

@@ -142,8 +142,12 @@ class LayoutDialect:
         if alike:
             remedy = f"it has them with x={' or x='.join(inputs)}: calibrate the model (quire.calibrate), or"
         else:
-            specs = sorted({one.spec for one in self.offered or self.layouts})
-            remedy = f"it has w={', w='.join(specs)}: quantize the values again, or"
+            offered = self.offered or self.layouts
+            specs, single = (
+                sorted({one.spec for one in of}) for of in (offered, [o for o in offered if not o.stacked])
+            )
+            again = f", quire.io.convert(src, dst, to={self.name!r}, requantize={single[0]!r})," if single else ""
+            remedy = f"it has w={', w='.join(specs)}: quantize the values again{again} or"
         return CheckpointError(f"{self.name} has no layout for {what}", f"{remedy} {_OTHER}", tensor=name)
 
 

@@ -452,7 +452,8 @@ class Difference:
         only_a: names that only one checkpoint has.
         only_b: names that only one checkpoint has.
         different: name -> what differs, in words.
-        equal_values: names of layers with different bytes and equal values, for example in two dialects.
+        equal_values: names of entries with equal values that are stored in another way: other bytes, or another layout
+            or dialect with the same bytes.
         same: the number of entries with equal bytes.
         configs: what differs in the configurations.
     """
@@ -470,7 +471,8 @@ class Difference:
 
     def __str__(self) -> str:
         lines = [
-            f"{_are(self.same, 'entry', 'the same')}, {len(self.equal_values)} with the same values in other bytes",
+            f"{_are(self.same, 'entry', 'the same')}, "
+            f"{len(self.equal_values)} with the same values, stored in another way",
         ]
         lines += [f"only in the first: {name}" for name in self.only_a]
         lines += [f"only in the second: {name}" for name in self.only_b]

@@ -60,8 +60,8 @@ class SaveReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.contents}; in all {counted(self.tensors, 'tensor')} of {counted(self.nbytes, 'byte')}, "
-            f"with configurations in {counted(len(self.files), 'file')}"
+            f"{self.contents}; in all {counted(self.tensors, 'tensor')}, {counted(self.nbytes, 'byte')}; "
+            f"{counted(len(self.files), 'file')} with the configurations"
         ]
         losses: dict[str, list[str]] = {}
         for loss in self.losses:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from quire import delayed
-from quire.autocast import Rule, active_in, is_batch_invariant_enabled
+from quire.autocast import Rule, active_in, is_batch_invariant_enabled, is_within_autocast
 from quire.checks import check_type, check_type_or_none
 from quire.delayed.step import RulesByLayer
 from quire.distributed.exchange import exchange_of
@@ -25,6 +25,7 @@ from quire.nn.weight import weight_operand
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import LinearSpec, high_precision
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, input_operand
+from quire.tensor.operators import called_by_layer
 
 
 class Call(NamedTuple):
@@ -317,17 +318,19 @@ class Product:
     def _high_precision(
         self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor], offsets: torch.Tensor | None
     ) -> torch.Tensor:
-        weights, given = self.weights, self.given
+        weights, given, linear = self.weights, self.given, self.exchange.linear
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             x = x.dequantize()
         if isinstance(weights[0], QuantizedTensor):
             if not torch.compiler.is_compiling():
-                tell_decoding(type(self.module).__name__)
+                linear = called_by_layer(linear)
+                if not is_within_autocast():  # one that is disabled asks for this
+                    tell_decoding(type(self.module).__name__)
             if offsets is not None or given or self.high_precision:
                 weights = [weight.dequantize() for weight in weights]
         if offsets is not None:
             given = given | {"offsets": offsets}
-        y, *_ = self.exchange.linear(self, x, weights, biases, recipe=self.high_precision, **given)
+        y, *_ = linear(self, x, weights, biases, recipe=self.high_precision, **given)
         if self.call.rule is not None:  # now that the arguments are known to fit
             each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
             state = self.module.of(self.name, "delayed")

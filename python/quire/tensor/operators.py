@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import threading
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from quire.tensor.stack import QuantizedStack
 
 aten = torch.ops.aten
+P = ParamSpec("P")
+R = TypeVar("R")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: What a matmul of PyTorch calls with its weight; F.linear transposes it first.
 _OF_MATMULS = (aten.linear.default, aten.t.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
@@ -66,8 +69,8 @@ def _of_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if operator in _OF_MATMULS:
-        _tell_decoding()
+    if operator in _OF_MATMULS and not _CALLER.is_layer and torch._C._current_graph_task_id() == -1:
+        _tell_decoding()  # not in backward: the forward pass has, unless a layer made it
 
     named = {name: each(values_of, value) for name, value in kwargs.items()}
     return operator(*each(values_of, args), **named)
@@ -84,6 +87,28 @@ def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             )
 
     each(check, [*args, *kwargs.values()])
+
+
+class _Caller(threading.local):
+    """Of PyTorch's operators. is_layer: a layer of quire, which warns itself."""
+
+    is_layer = False
+
+
+_CALLER = _Caller()
+
+
+def called_by_layer(function: Callable[P, R]) -> Callable[P, R]:
+    """The function of a layer of quire, in which no matmul of PyTorch warns that it decodes a weight."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        before, _CALLER.is_layer = _CALLER.is_layer, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _CALLER.is_layer = before
+
+    return call
 
 
 @functools.cache

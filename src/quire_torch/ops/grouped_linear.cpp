@@ -80,8 +80,7 @@ op::OptionalTensorList saved_buffers_of_w(op::OptionalTensorList w_buffers, Dire
         " is given without ", quire::kBufferNames[first],
         ", which the gradient of x needs. If it was quantized for inference, run the model under torch.no_grad(); "
         "to get gradients of x (adapters, LoRA), convert it with quire.convert(..., for_inference=True, "
-        "gradients=\"input\"), or use a recipe with x=none or backward=dequantized, in an active quire.autocast too, "
-        "which decides. Else quantize it in both directions");
+        "gradients=\"input\"), and run it outside of quire.autocast");
     if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
   }
   return w_buffers;

@@ -19,6 +19,7 @@ from every_recipe import DEFAULTS, WEIGHT_ONLY, each
 from quire.conversion import recommend, timing
 from quire.conversion.inference import inference_recipe
 from quire.nn import product
+from quire.tensor import operators
 from steps import assert_rounded, blocks
 
 pytestmark = pytest.mark.any_device
@@ -331,13 +332,47 @@ def test_the_more_accurate_of_equal_recipes_is_recommended(clock):
     assert found.recipe == "nvfp4" and found.equal == ("nvfp4",) and "noise" not in str(found)
 
 
+def test_a_recipe_of_4_bits_is_recommended_with_a_caution(clock):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512))
+    clock(1.0, 0.7, 0.25, 0.5, 0.8, 2.0)  # nvfp4, mxfp4, mxfp8, fp8_current, fp8_block
+    found = str(quire.recommend(model))
+    assert found.endswith(
+        "\nfor inference: mxfp4 (by speed alone: evaluate it; with 8 bits, mxfp8 has 2.00 times the speed)"
+    )
+    clock(1.0, 0.7, 0.25, 2.0, 2.0, 2.0)
+    assert str(quire.recommend(model)).endswith("\nfor inference: mxfp4")
+    clock(1.0, 0.7, 2.0, 0.5, 0.8, 2.0)
+    assert str(quire.recommend(model)).endswith("\nfor inference: mxfp8")
+    clock(1.0, 0.7, 0.25, 0.5, 0.8, 2.0)
+    found = str(quire.recommend(model, goal="memory"))
+    assert found.endswith("\nfor memory: mxfp4 (by size alone: evaluate it; with 8 bits, fp8_current has 0.131 MB)")
+
+
+def test_remedies_of_an_error_are_sentences(clock):
+    clock(1.0, 2.0)
+    with pytest.raises(ValueError, match=r"recommend\(model, tokens\)\. Pass a smaller min_features\n"):
+        quire.convert(
+            torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(8, 8)), "mxfp8", for_inference=True
+        )
+
+
+@pytest.mark.cpu_only
+def test_a_recommendation_says_within_which_autocast_it_was_measured(clock):
+    clock(*[1.0] * 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)))
+    assert found.autocast == torch.bfloat16
+    assert "whose weights are in float32, within torch.autocast (bfloat16), with 1 row on" in str(found)
+
+
 def test_recipes_of_ones_own_are_timed_beside_the_others(clock):
     model = torch.nn.Sequential(torch.nn.Linear(256, 256))
     own = ["x=mxfp8,w=nvfp4,dy=mxfp8", "x=none,w=nvfp4"]
     clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.49, 0.3)
     found = quire.recommend(model, recipes=own)
     assert found.recipe == "x=none,w=nvfp4" and len(found.estimates) == 8
-    assert "no figure for x=none,w=nvfp4, x=mxfp8,w=nvfp4,dy=mxfp8, mxfp4, fp8_block" in str(found)
+    assert "no figure for x=mxfp8,w=nvfp4,dy=mxfp8, mxfp4, fp8_block" in str(found)
+    assert "SmolLM2-135M: x=none,w=nvfp4 +24.4 %, " in str(found)
     columns = {line.index(" times as fast") for line in str(found).splitlines() if " times as fast" in line}
     assert len(columns) == 1  # whatever the length of a name
     clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.49)
@@ -364,10 +399,12 @@ def test_recipes_of_ones_own_are_timed_beside_the_others(clock):
 
 def test_what_a_recommendation_says_of_accuracy_is_what_was_measured(clock):
     table = (Path(__file__).parents[3] / "docs/language-model.md").read_text().split("| recipe of the layers |", 1)[1]
-    measured = dict(re.findall(r"^\| `(\w+)` \| [\d.]+ \| ([\d.]+) ±", table, re.MULTILINE))
+    row = r"^\| (?:only \w+: )?`([^`]+)` \| [\d.]+ \| ([\d.]+) ±"
+    measured = dict(re.findall(row, table, re.MULTILINE))
     assert {name: f"{value:g}" for name, value in recommend.PERPLEXITY.items()} == measured
-    clock(*[1.0] * 6)
-    found = str(quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256))))
+    clock(*[1.0] * 8)
+    own = [name for name in measured if "=" in name]
+    found = str(quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)), recipes=own))
     assert (
         all(f"{name} +{value} %" in found for name, value in measured.items())
         and "no figure for mxfp4, fp8_bl" in found
@@ -420,8 +457,12 @@ def test_wrong_arguments_of_a_recommendation_are_refused():
         ValueError, match="recommend: goal must be one of 'inference', 'training', 'memory', got 'speed'"
     ):
         quire.recommend(blocks(), goal="speed")
-    with pytest.raises(ValueError, match="recommend: Sequential has no torch.nn.Linear with 256 inputs.*another min_f"):
+    with pytest.raises(
+        ValueError, match="recommend: Sequential has no torch.nn.Linear with at least 256 inputs.*another min_f"
+    ):
         quire.recommend(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    with pytest.raises(ValueError, match=r"its weights are quantized; .*quire\.dequantize_weights\(model\) first"):
+        quire.recommend(converted(blocks(), "mxfp8"))
     with pytest.raises(ValueError, match="recommend: tokens must be at least 1"):
         quire.recommend(blocks(), 0)
     with pytest.raises(
@@ -443,6 +484,25 @@ def test_weights_that_are_decoded_in_every_call_are_told_once():
         warnings.simplefilter("error")
         layers[0](torch.randn(2, 64))
         layers[1](torch.randn(2, 64))
+
+
+@pytest.mark.parametrize("kind", ["training", "inference"])
+def test_a_baseline_in_high_precision_warns_of_nothing(kind):
+    if kind == "inference":
+        model = converted(blocks(), "mxfp8", gradients="input")
+    else:
+        with quire.quantized_model_init(recipe="mxfp8"):
+            model = torch.nn.Sequential(quire.Linear(256, 256), quire.GroupedLinear(1, 256, 256))
+    product.tell_decoding.cache_clear()
+    operators._tell_decoding.cache_clear()
+    x = torch.randn(2, 256, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.enable_grad():
+            with quire.autocast(enabled=False):
+                y = model(x) if kind == "inference" else model[1](model[0](x), [2])
+            y.sum().backward()
+    assert bool(x.grad.isfinite().all())
 
 
 # ---------------------------------------------------------------- state dicts of other models

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import quire
 from python.io.checkpoint_files import Files, compressed_config, compressed_nvfp4, modelopt_config, modelopt_nvfp4, raw
 from python.io.checkpoint_kinds import KINDS
 from quire import io
@@ -155,10 +156,24 @@ def test_how_inputs_are_treated_otherwise_is_a_note(tmp_path):
     )
 
 
+def test_a_layer_with_the_same_bytes_and_other_inputs_is_stored_in_another_way(tmp_path):
+    model = quire.quantize_model(torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False)), "fp8_block")
+    io.save(model, tmp_path / "a", dialect="deepseek")
+    (note,) = io.convert(tmp_path / "a", tmp_path / "b", to="compressed-tensors").notes
+    assert note.startswith("the recipe changes: ")
+    io.convert(tmp_path / "b", tmp_path / "c", to="deepseek")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ac"]
+    found = io.diff(tmp_path / "a", tmp_path / "c")
+    assert files[0] == files[1] and not found and found.equal_values == ("0.weight",)
+    assert "0 entries are the same, 1 with the same values, stored in another way\nconfig.json differs" in str(found)
+
+
 def test_a_kind_that_a_dialect_lacks_is_refused(tmp_path):
     source = KINDS["compressed-tensors mxfp4"]().write(tmp_path / "a")
-    with pytest.raises(io.CheckpointError, match="modelopt has no layout for mxfp4"):
+    with pytest.raises(io.CheckpointError, match="modelopt has no layout for mxfp4") as caught:
         io.convert(source, tmp_path / "b", to="modelopt")
+    assert "quire.io.convert(src, dst, to='modelopt', requantize='fp8_block:128x128')" in caught.value.remedy
+    assert io.convert(source, tmp_path / "b", to="modelopt", requantize="fp8_block:128x128").layers > 0
     with pytest.raises(io.CheckpointError, match="no layout for a stack of nvfp4"):
         io.convert(
             KINDS["modelopt experts in one tensor"]().write(tmp_path / "c"), tmp_path / "d", to="compressed-tensors"

@@ -43,7 +43,7 @@ def test_every_report_counts_a_bias_with_its_layer(folder, fused, tmp_path):
     saved = io.save(model, tmp_path / "saved")
     assert loaded.contents == saved.contents == expected
     assert str(loaded).splitlines()[0] == f"{folder}: modelopt, {expected}"
-    assert str(saved).startswith(f"{expected}; in all 20 tensors of ")
+    assert str(saved).startswith(f"{expected}; in all 20 tensors, ")
     for path in (folder, tmp_path / "saved"):
         assert f"modelopt, {expected})" in repr(io.read(path))
         assert expected == re.sub(" of [0-9.]+ kB", "", str(io.inspect(path)).splitlines()[1].partition("; ")[2])

@@ -394,7 +394,9 @@ def test_a_recipe_that_a_save_changes_is_named_first_and_losses_alike_share_a_li
     quire.convert(model, "nvfp4", for_inference=True, tokens=None, min_features=1)
     report = io.save(model, tmp_path / "a", dialect="modelopt", exact=False)
     first, second, *others = str(report).splitlines()
-    assert first.startswith("12 quantized layers, 0 plain tensors; in all 36 tensors of ") and first.endswith(" files")
+    assert first.startswith("12 quantized layers, 0 plain tensors; in all 36 tensors, ") and first.endswith(
+        "configurations"
+    )
     assert second.startswith(
         "the recipe changes: inputs are not quantized, before as nvfp4 (w=nvfp4:nan -> modelopt W4A16"
     )
