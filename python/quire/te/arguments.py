@@ -43,12 +43,13 @@ def _asks_for_nothing(name: str, options: Mapping[str, object]) -> bool:
     return name == "tp_group" or options[name] in _NOTHING_ALONE.get(name, ())
 
 
-def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]) -> None:
-    """Raises NotImplementedError for an option that is not at its known value."""
+def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object], instead: str = "") -> None:
+    """Raises NotImplementedError for an option that is not at its known value. instead: what the error says of it."""
     for name, value in options.items():
         if value != known[name] and not _asks_for_nothing(name, options):
             of_devices = name in PARALLEL or name in _PARALLEL_TOO
-            remedy = f". {INSTEAD_OF_SPLITTING}" if of_devices else ""
+            said = instead or (INSTEAD_OF_SPLITTING if of_devices else "")
+            remedy = f". {said}" if said else ""
             raise NotImplementedError(
                 f"{what}: {name}={describe(value)} is not available in this version; leave it at {known[name]!r}"
                 f"{remedy}"

@@ -123,11 +123,17 @@ def _parallel(what: str, given: dict[str, object], device: object) -> Parallel |
         )
     overlaps = {name: given[name] for name in USER_BUFFERS if name in given}
     if size == 1 or mode is None:
-        refuse(what, overlaps, USER_BUFFERS)
+        refuse(what, overlaps, USER_BUFFERS, _OVERLAPS_TOKENS)
         return None
     return Parallel(
         mode, group, given["sequence_parallel"], size, overlap=_overlap(what, overlaps, given["sequence_parallel"])
     )
+
+
+_OVERLAPS_TOKENS = (
+    "It overlaps the exchange of tokens between ranks: pass parallel_mode, a tp_group of several ranks and "
+    "sequence_parallel=True too"
+)
 
 
 def _overlap(what: str, given: dict[str, object], sequence: bool) -> str | None:
