@@ -192,7 +192,7 @@ class RunnerHandle:
     def __init__(self, handle: int, name: str) -> None:
         self.handle = handle
         self.name = name
-        self._life = _Life(name or str(handle), time.monotonic(), weakref.ref(self))
+        self._life = _Life(repr(name) if name else str(handle), time.monotonic(), weakref.ref(self))
         self._close = at_the_end(self, _unregister, handle, self._life)
 
     def close(self) -> None:
@@ -565,7 +565,7 @@ def _unregister(handle: int, life: _Life) -> None:
     dropped = life.handle() is None and not sys.is_finalizing()
     if dropped and time.monotonic() - life.began < _SHORT_LIFE:
         warnings.warn(
-            f"runners.register: the handle of runner {life.name!r} was dropped within {1000 * _SHORT_LIFE:.0f} ms, and "
+            f"runners.register: the handle of runner {life.name} was dropped within {1000 * _SHORT_LIFE:.0f} ms, and "
             "so the runner is not registered any more; keep the handle as long as the runner is used, and close() "
             "it if the runner is no longer needed",
             stacklevel=4,

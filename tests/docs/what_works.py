@@ -81,18 +81,19 @@ def in_way(way: str) -> Callable[[], set[str]]:
 @dataclass(frozen=True)
 class Column:
     """title, and the link to the page about it. sources: what gives names. refused: row -> why there is no such
-    thing."""
+    thing. partly: what does not hold for all of the title."""
 
     title: str
     sources: tuple[Source | Callable[[], set[str]], ...]
     refused: dict[str, str]
+    partly: str = ""
 
     def recipes(self) -> str:
         """Which recipes of ROWS are tested with the feature, in words."""
         tested = {name for source in self.sources for name in _names(source)}
         others = [row for row in ROWS if tested.isdisjoint(ROWS[row])]
         why = [f"{row} ({self.refused.get(row, 'not tested')})" for row in others]
-        return f"all but {' and '.join(why)}" if why else "all"
+        return (f"all but {' and '.join(why)}" if why else "all") + (f" ({self.partly})" if self.partly else "")
 
 
 def _names(source: Source | Callable[[], set[str]]) -> set[str]:
@@ -138,6 +139,7 @@ COLUMNS = (
             Source("python.quantization.test_static_scales", "test_scales_go_wherever_the_model_goes", STATIC),
         ),
         {},
+        "`fp8_delayed`: only layers that quantize in each call (a)",
     ),
     Column(
         "[AOTInductor](serve-cpp.md), of the same (b)",
@@ -151,6 +153,7 @@ COLUMNS = (
             Source("python.conversion.test_for_inference", "test_aotinductor_compiles_a_converted_model", PACKAGED),
         ),
         {},
+        "`fp8_delayed` as for export",
     ),
     Column(
         "[tensor parallel](distributed.md) training",

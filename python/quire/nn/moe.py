@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from quire.autocast import is_batch_invariant_enabled
-from quire.checks import check_type, check_type_or_none
+from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.experts import OVERFLOWS, ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
@@ -231,6 +231,18 @@ class MoE(ShownName, Float32Buffers):
         except Exception as error:
             name_layer(error, self)
             raise
+
+    @property
+    def recipe(self) -> None:
+        """There is none, as hasattr() says."""
+        raise AttributeError("quire.MoE has no recipe of its own")
+
+    @recipe.setter
+    def recipe(self, value: object) -> None:
+        raise AttributeError(
+            f"quire.MoE has no recipe of its own, got {describe(value)}; call quire.convert(mixture, recipe), or assign "
+            "it to fc1 and fc2, and to shared_fc1 and shared_fc2 if there is a shared expert"
+        )
 
     def float32_buffers(self) -> list[str]:
         return [] if self.expert_bias is None else ["expert_bias"]

@@ -366,6 +366,19 @@ def test_wrong_arguments_are_refused():
         layer(tokens(4, dtype=torch.bfloat16))
 
 
+def test_a_recipe_is_not_assigned_to_the_mixture_but_to_its_layers(equal_bits):
+    layer, x = quire.MoE(64, 64, 4, 2), torch.randn(6, 64)
+    with pytest.raises(
+        AttributeError, match="MoE has no recipe of its own, got 'nvfp4'; call quire.convert.* fc1 and fc2"
+    ):
+        layer.recipe = "nvfp4"
+    assert not hasattr(layer, "recipe") and "recipe" not in vars(layer)
+    with quire.autocast(recipe="mxfp8"):
+        expected = layer(x)
+    layer.fc1.recipe = layer.fc2.recipe = "mxfp8"
+    assert equal_bits(layer(x), expected)
+
+
 def test_it_prints_copies_and_saves(equal_bits):
     layer, x = layer_of(), tokens(9)
     assert "top_k=2, activation=swiglu, renormalize=True" in repr(layer)
