@@ -7,10 +7,20 @@
 #include "quire/base/fault.h"
 #include "quire_python/objects.h"
 #include "quire_torch/ops/grouped_linear.h"
+#include "quire_torch/ops/permute.h"
+#include "quire_torch/ops/pointwise.h"
+#include "quire_torch/ops/route.h"
 
-/// library.cpp, which registers the operator, has it.
-extern template quire_torch::op::Tensors<3> quire_torch::op::detail::record<quire_torch::GroupedLinear>(
-    const quire_torch::GroupedLinear::Args& a);
+namespace quire_torch::op::detail {
+
+/// library.cpp, which registers these operators, has them.
+extern template Results<GroupedLinear> record<GroupedLinear>(const GroupedLinear::Args& a);
+extern template Results<Activation> record<Activation>(const Activation::Args& a);
+extern template Results<Route> record<Route>(const Route::Args& a);
+extern template Results<Permute> record<Permute>(const Permute::Args& a);
+extern template Results<Unpermute> record<Unpermute>(const Unpermute::Args& a);
+
+}  // namespace quire_torch::op::detail
 
 namespace quire_python {
 namespace {
@@ -41,6 +51,15 @@ bool read_list(PyObject* o, List& to) {
   return true;
 }
 
+/// read() of a number that is not negative, as those are that operators take.
+template <class Int>
+bool read_number(PyObject* o, Int& to) {
+  int beyond = 0;
+  const int64_t number = Py_TYPE(o) == &PyLong_Type ? PyLong_AsLongLongAndOverflow(o, &beyond) : -1;
+  to = number;
+  return number >= 0 && beyond == 0;
+}
+
 /// Whether the object is of the field's kind, and `to` has now its value. None for a tensor that the operator writes:
 /// what fails is called again.
 template <class T>
@@ -65,6 +84,8 @@ bool read(PyObject* o, T& to) {
   } else if constexpr (std::same_as<T, bool>) {
     to = o == Py_True;
     return to || o == Py_False;
+  } else if constexpr (op::OneOf<T, int64_t, c10::SymInt>) {
+    return read_number(o, to);
   } else {
     static_assert(std::same_as<T, at::ScalarType>, "a kind of field that this binding does not read");
     if (Py_TYPE(o) != &THPDtypeType) return false;
@@ -118,11 +139,17 @@ class WithoutGil {
 template <class Op>
 op::Results<Op> computed(const typename Op::Args& args) {
   const op::detail::Before before = op::detail::before_kernel(args, op::detail::kAnyDevice);
-  const bool records = before == op::detail::Before::autograd;
   if (before == op::detail::Before::dispatcher) return {};
-  if (records && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return {};
-  const WithoutGil released;
-  return records ? op::detail::record<Op>(args) : Op::inference(args);
+  if (before == op::detail::Before::nobody) {
+    const WithoutGil released;
+    return Op::inference(args);
+  }
+  if constexpr (requires { typename Op::Saved; }) {
+    if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return {};
+    const WithoutGil released;
+    return op::detail::record<Op>(args);
+  }
+  return {};
 }
 
 /// One result as it is, several as a tuple.
@@ -163,8 +190,15 @@ PyMethodDef method() {
           nullptr};
 }
 
-PyMethodDef methods[] = {
-    method<quire_torch::Linear>(), method<quire_torch::LinearPrequantized>(), method<quire_torch::GroupedLinear>(), {}};
+PyMethodDef methods[] = {method<quire_torch::Linear>(),
+                         method<quire_torch::LinearPrequantized>(),
+                         method<quire_torch::GroupedLinear>(),
+                         method<quire_torch::Activation>(),
+                         method<quire_torch::Route>(),
+                         method<quire_torch::ExpertRows>(),
+                         method<quire_torch::Permute>(),
+                         method<quire_torch::Unpermute>(),
+                         {}};
 PyModuleDef module{PyModuleDef_HEAD_INIT, "quire_python", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

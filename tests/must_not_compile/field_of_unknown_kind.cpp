@@ -1,6 +1,6 @@
 // Schemas know double, not float.
 // refused: an operator has no field of this type
-#include "quire_torch/op/boxing.h"
+#include "quire_torch/op/fields.h"
 
 namespace op = quire_torch::op;
 

@@ -9,7 +9,7 @@
 
 #include "quire/base/fault.h"
 #include "quire/device/device.h"
-#include "quire/device/producer.h"
+#include "quire/device/dispatch.h"
 #include "quire/operations/operations.h"
 
 namespace quire::testing {

@@ -12,7 +12,6 @@
 
 #include "quire/base/check.h"
 #include "quire/base/env.h"
-#include "quire/base/lazy.h"
 
 namespace quire::cpu {
 namespace {
@@ -78,6 +77,8 @@ constexpr std::array kIsas{
     Isa{"scalar", {}, &scalar::kKernels},
 };
 
+}  // namespace
+
 const Isa& choose() {
   const std::string& wanted = env::isa();
   std::string names;
@@ -91,8 +92,6 @@ const Isa& choose() {
   }
   fail("cpu: QUIRE_ISA=", wanted, " is not an instruction set; use one of ", names);
 }
-
-}  // namespace
 
 std::string Isa::missing() const {
   std::string names;
@@ -108,11 +107,6 @@ std::vector<std::string_view> supported() {
   for (const Isa& isa : kIsas)
     if (isa.supported()) names.push_back(isa.name);
   return names;
-}
-
-const Isa& active() {
-  static constinit Lazy<const Isa* const> isa;
-  return *isa.get([] { return &choose(); });
 }
 
 }  // namespace quire::cpu

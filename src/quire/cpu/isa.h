@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "quire/base/lazy.h"
 #include "quire/cpu/kernels.h"
 
 namespace quire::cpu {
@@ -36,8 +37,14 @@ std::span<const Isa> all();
 /// Names of those this machine can run, best first.
 std::vector<std::string_view> supported();
 
-/// The one in use: the best supported one, or that named by QUIRE_ISA. Decided once; throws Error if QUIRE_ISA names
-/// one that does not exist or that this machine cannot run.
-const Isa& active();
+/// The best supported one, or that named by QUIRE_ISA. Throws Error if QUIRE_ISA names one that does not exist or that
+/// this machine cannot run.
+const Isa& choose();
+
+/// The one in use: choose(), decided once.
+inline const Isa& active() {
+  static constinit Lazy<const Isa* const> chosen;
+  return *chosen.get([] { return &choose(); });
+}
 
 }  // namespace quire::cpu

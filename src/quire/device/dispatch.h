@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "quire/base/env.h"
 #include "quire/base/lazy.h"
@@ -57,6 +58,27 @@ inline void dispatch(QuantizeProblem problem, const Context& context) {
   check_problem(problem);
   problem.rowwise = problem.rowwise.with_sentinel_data();
   problem.columnwise = problem.columnwise.with_sentinel_data();
+  run_checked(problem, context);
+}
+
+/// The same of a norm or an activation, whose result may be quantized as it is computed. An observer may need the
+/// result that is quantized, also where nobody else does; not where kernels are captured, which run later and more than
+/// once.
+template <class Problem>
+void produce(Problem problem, const Context& context) {
+  check_problem(problem);
+  MutableMatrix& y = problem.out.y;
+  std::vector<char> memory;
+  if (context.observer && !y.data && !context.capturing && context.observer->reads_values()) [[unlikely]] {
+    const int64_t bytes = y.rows * y.cols * size_of(y.dtype);
+    if (context.workspace)
+      y.data = context.workspace->allocate(bytes);
+    else if (on_host(context))
+      memory.resize(static_cast<size_t>(bytes)), y.data = memory.data();
+    y.row_stride = y.cols;
+  }
+  problem.out.rowwise = problem.out.rowwise.with_sentinel_data();
+  problem.out.columnwise = problem.out.columnwise.with_sentinel_data();
   run_checked(problem, context);
 }
 

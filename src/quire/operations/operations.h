@@ -7,7 +7,6 @@
 #include <string>
 
 #include "quire/device/dispatch.h"
-#include "quire/device/producer.h"
 #include "quire/spec/statistics.h"
 
 namespace quire {

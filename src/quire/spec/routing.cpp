@@ -102,16 +102,4 @@ std::string Routing::to_string() const {
   return out;
 }
 
-void Routing::check_experts(int64_t num_experts) const {
-  check(topk >= 1 && topk <= num_experts, "route: topk must be from 1 to the number of experts, ", num_experts,
-        ", got ", topk);
-  if (num_groups == 0) return;
-  check(num_experts % num_groups == 0, "route: num_groups must divide the number of experts, ", num_experts, ", got ",
-        num_groups);
-  const int64_t size = num_experts / num_groups;
-  check(group_best <= size, "route: group_best must not exceed the experts of a group, ", size, ", got ", group_best);
-  check(topk <= group_topk * size, "route: topk must not exceed the experts of group_topk groups, ", group_topk, " * ",
-        size, ", got ", topk);
-}
-
 }  // namespace quire

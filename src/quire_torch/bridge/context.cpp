@@ -20,6 +20,9 @@
 namespace quire_torch {
 namespace {
 
+/// The host's, asked for once.
+const quire::Context& host_context = quire::host();
+
 const quire::Device* core_device(at::DeviceType type) {
   const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
   const quire::Device* const found = quire::find_device(name);
@@ -66,7 +69,7 @@ void raise_reported(at::Device device) {
   quire::raise_reported(*kind->faults(device.has_index() ? device.index() : guard.getDevice().index()));
 }
 
-CallContext::CallContext(at::Device device, bool batch_invariant) : device_(device), context_(quire::host()) {
+CallContext::CallContext(at::Device device, bool batch_invariant) : device_(device), context_(host_context) {
   context_.batch_invariant = batch_invariant;
   context_.workspace = this;
   context_.observer = observer();

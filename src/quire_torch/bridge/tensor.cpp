@@ -79,6 +79,14 @@ MatrixView::MatrixView(const at::Tensor& t, const char* what) : holder_(t) {
   matrix_ = {holder_.const_data_ptr(), dtype(t.scalar_type(), what), rows, cols, stride};
 }
 
+template <class Int>
+quire::Shape<Int> shape(const at::Tensor& t) {
+  const auto s = op::sizes<Int>(t);
+  return {s.begin(), s.end()};
+}
+template quire::Shape<int64_t> shape(const at::Tensor&);
+template quire::Shape<c10::SymInt> shape(const at::Tensor&);
+
 at::Tensor tensor_over(const void* data, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
   return at::for_blob(const_cast<void*>(data), sizes)
       .options(at::device(device).dtype(dtype))

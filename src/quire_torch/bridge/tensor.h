@@ -67,11 +67,9 @@ quire::Integers integers(const at::Tensor& t);
 /// elements; tensors whose sizes are not known yet do not overlap.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
+/// Its sizes.
 template <class Int>
-quire::Shape<Int> shape(const at::Tensor& t) {
-  const auto s = op::sizes<Int>(t);
-  return {s.begin(), s.end()};
-}
+quire::Shape<Int> shape(const at::Tensor& t);
 
 /// The three results of one direction; absent ones where `wanted` is false.
 template <class Int>

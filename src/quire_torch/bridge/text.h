@@ -21,7 +21,7 @@ namespace quire_torch {
 template <class T>
 class Interned {
  public:
-  static Interned parse(std::string_view text) {
+  [[gnu::always_inline]] static Interned parse(std::string_view text) {
     static thread_local std::array<const Row*, 4> recent{};
     static thread_local unsigned next = 0;
     for (const Row* r : recent)

@@ -23,7 +23,7 @@
 
 #include "quire/base/float_mode.h"
 #include "quire/base/lazy.h"
-#include "quire_torch/op/boxing.h"
+#include "quire_torch/op/fields.h"
 #include "quire_torch/op/once_differentiable.h"
 #include "quire_torch/op/outputs.h"
 #include "quire_torch/op/schema.h"

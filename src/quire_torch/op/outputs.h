@@ -54,7 +54,11 @@ Int as(const c10::SymInt& v) {
 
 template <class Int>
 Int size(const at::Tensor& t, int64_t dim) {
-  return as<Int>(t.sym_size(dim));
+  if constexpr (std::same_as<Int, c10::SymInt>) {
+    return t.sym_size(dim);
+  } else {
+    return t.size(dim);
+  }
 }
 
 template <size_t N>

@@ -109,6 +109,27 @@ struct GroupedLinear : OpBase {
   static op::Tensors<3> gradients(const Saved& s, const at::Tensor& dy, op::Needs need);
 };
 
+/// A saved tensor that may be absent, which is undefined then.
+inline op::OptionalTensor given(const at::Tensor& saved) {
+  return saved.defined() ? op::OptionalTensor(saved) : std::nullopt;
+}
+
+/// What the backward pass of a linear writes besides the gradients that it returns.
+/// Each may be absent. Forward checks them, since a refusal in backward would come after others of its writes.
+struct Destinations {
+  op::OptionalTensor sr_state, bwd_scale, bwd_amax, wgrad_stash;
+  const op::TensorList& main_grad;
+
+  /// What backward checks once more when it begins, since it may have been resized.
+  static Destinations of(const GroupedLinear::Saved& s) {
+    return {given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
+            s.main_grad.tensors};
+  }
+  /// Throws unless each fits `groups` linears whose weights have these sizes [N, K], and lies where they compute (the
+  /// stash: on the host).
+  void check(at::Device device, const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const;
+};
+
 /// x [*, K], w [N, K], bias [N] or none -> y [*, N] in `dtype`. Differentiable once in x, w and bias. Without lists of
 /// tensors, which vmap does not take.
 /// sr_state: int64 [2] {seed, counter}, for gradients that round stochastically.

@@ -1,8 +1,12 @@
-// What the backward pass of linears computes. Where its gradients go besides autograd: destinations.cpp.
 #include "quire_torch/ops/grouped_linear_bwd.h"
 
-#include "quire_torch/ops/destinations.h"
+#include <ATen/ops/zeros.h>
+
+#include <vector>
+
 #include "quire_torch/ops/grouped_quantize.h"
+#include "quire_torch/ops/state.h"
+#include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
 
@@ -64,6 +68,58 @@ op::Tensors<3> as_lists(const GroupedLinear::Saved& s, op::Tensors<3> gradients,
   if (need[kBias]) listed(gradients[2], s.stacked_bias);
   return gradients;
 }
+
+// Where gradients go besides autograd
+
+namespace {
+
+/// Throws unless the memory for dx, where a caller gave some, still fits it.
+void check_dgrad_out(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  const at::Tensor& memory = s.dgrad_out.tensor;
+  auto wanted = dy.sym_sizes().vec();
+  wanted.back() = s.in_features;
+  quire::check(
+      memory.is_contiguous() && memory.scalar_type() == s.dtype && memory.sym_numel() == c10::multiply_integers(wanted),
+      "linear: dgrad_out was changed since the forward pass and is no memory for ", c10::SymIntArrayRef(wanted),
+      " any more");
+}
+
+/// Keeps operands of the gradient of w, and offsets behind them if there are any.
+void keep_for_later(const GroupedLinear::Saved& s, op::TensorList operands, c10::SymInt tokens) {
+  if (s.offsets) operands.push_back(*s.offsets);
+  keep_operands({{s.wgrad_stash.tensor}, std::move(operands), std::move(tokens), s.recipe, s.overwrite_main_grad});
+}
+
+/// What autograd is given for w when its gradient went elsewhere.
+at::Tensor placeholder(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  if (!s.placeholder) return {};
+  std::vector<c10::SymInt> sizes{dy.sym_size(-1), s.in_features};
+  if (s.offsets) sizes.insert(sizes.begin(), groups_of(s.offsets));
+  return at::zeros_symint(sizes, dy.options().dtype(s.dtype));
+}
+
+}  // namespace
+
+at::Tensor put_elsewhere(const GroupedLinear::Saved& s, const LinearBwd::Args& args, const op::Tensors<6>& found,
+                         c10::SymInt tokens) {
+  const auto& [dx, dw, dbias, dy_data, dy_scale, dy_amax] = found;
+  if (s.wgrad_stash.tensor.defined())
+    keep_for_later(s, {dy_data, dy_scale, dy_amax, args.x_data, args.x_scale, args.x_amax}, std::move(tokens));
+  else
+    call_into<Wgrad>(s.main_grad.tensors, dy_data, dy_scale, dy_amax, args.x_data, args.x_scale, args.x_amax, s.offsets,
+                     std::move(tokens), args.recipe, s.overwrite_main_grad);
+  return placeholder(s, args.dy);
+}
+
+at::Tensor put_elsewhere(const GroupedLinear::Saved& s, const LinearUnquantizedBwd::Args& args, const at::Tensor& dw) {
+  if (s.wgrad_stash.tensor.defined())
+    keep_for_later(s, {args.dy.to(s.dtype), args.x.to(s.dtype)}, rows_of(args.dy));
+  else
+    call_into<Accumulate>(s.main_grad.tensors, dw, s.overwrite_main_grad);
+  return placeholder(s, args.dy);
+}
+
+// The whole
 
 namespace {
 

@@ -1,7 +1,7 @@
 #include "quire_torch/ops/grouped_quantize.h"
 
 #include "quire/operations/operations.h"
-#include "quire_torch/ops/operand.h"
+#include "quire_torch/ops/operands.h"
 
 namespace quire_torch {
 

@@ -1,7 +1,7 @@
 // Rows of groups of tokens, quantized and decoded again: each group as a tensor of its own (numerics.md 0.19).
 #pragma once
 
-#include "quire_torch/ops/groups.h"
+#include "quire_torch/ops/operands.h"
 #include "quire_torch/ops/quantize.h"
 
 namespace quire_torch {

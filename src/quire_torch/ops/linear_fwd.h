@@ -2,7 +2,7 @@
 // operator: what training graphs contain.
 #pragma once
 
-#include "quire_torch/ops/groups.h"
+#include "quire_torch/ops/operands.h"
 #include "quire_torch/ops/quantize.h"
 
 namespace quire_torch {

@@ -1,7 +1,7 @@
 #include "quire_torch/ops/parallel_bwd.h"
 
-#include "quire_torch/ops/destinations.h"
 #include "quire_torch/ops/grouped_linear_bwd.h"
+#include "quire_torch/ops/state.h"
 
 namespace quire_torch {
 namespace {

@@ -1,38 +1,58 @@
-// quire::permute and quire::unpermute: rows to expert order and back (moe-reference.md 2). They are adjoint: the
+// Rows to expert order and back (moe-reference.md 2): row maps, which say where rows go when tokens are grouped by
+// expert and when groups move, and quire::permute and quire::unpermute, which follow them. These two are adjoint: the
 // gradient of one is the other.
 #pragma once
 
 #include <utility>
 
 #include "quire_torch/op/autograd.h"
-#include "quire_torch/ops/row_map.h"
+#include "quire_torch/ops/quantize.h"
 
 namespace quire_torch {
 
-/// Throws unless row_map is int32 [tokens, slots] and weights, if any, float32 of the same sizes, both on the device of
-/// `rows`, which is [*, K]. what, name: the operator, and its name of `rows`.
-template <class Int>
-void check_row_map(const char* what, const char* name, const at::Tensor& rows, const at::Tensor& row_map,
-                   const op::OptionalTensor& weights) {
-  quire::check(rows.dim() == 2, what, ": ", name, " must be a matrix, got ", rows.dim(), " dimensions; use .reshape()");
-  check_ids(row_map, what, ": row_map");
-  quire::check(row_map.dim() == 2, what, ": row_map must be [tokens, slots], got ", op::sizes<Int>(row_map));
-  check_one_device(row_map.device(), rows.device(), what, ": row_map and ", name);
-  if (!weights) return;
-  check_one_device(weights->device(), rows.device(), what, ": weights and ", name);
-  quire::check(weights->scalar_type() == at::kFloat && weights->dim() == 2 &&
-                   may_equal(op::size<Int>(*weights, 0), op::size<Int>(row_map, 0)) &&
-                   may_equal(op::size<Int>(*weights, 1), op::size<Int>(row_map, 1)),
-               what, ": weights must be float32 with the sizes of row_map, ", op::sizes<Int>(row_map), "; got ",
-               weights->scalar_type(), " ", op::sizes<Int>(*weights),
-               "; pass one weight for each id, converted with .float()");
-}
+/// Throws unless `t` is dense int32; `what` and `argument` together are "op: argument".
+void check_ids(const at::Tensor& t, const char* what, const char* argument = "");
 
-template <class Int>
-void check_tokens(const at::Tensor& tokens, const at::Tensor& row_map) {
-  quire::check(may_equal(op::size<Int>(tokens, 0), op::size<Int>(row_map, 0)), "permute: x and row_map must have the ",
-               "same tokens; got ", op::size<Int>(tokens, 0), " and ", op::size<Int>(row_map, 0));
-}
+/// topk_ids int32 [T, k], numbers of experts or -1 for none -> row_map int32 [T, k]: the row of each place when places
+/// are sorted by expert, stably, or -1; offsets int32 [num_experts]: the row where each expert's rows end. num_experts
+/// 0: not known; offsets is absent.
+struct ExpertRows : OpBase {
+  static constexpr const char* kName = "expert_rows";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its results are integers";
+  struct Args {
+    at::Tensor topk_ids;
+    int64_t num_experts;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::topk_ids>("topk_ids"), op::field<&Args::num_experts>("num_experts")};
+  };
+  static constexpr std::array kResults{"row_map", "offsets"};
+
+  static op::Tensors<2> inference(const Args& a);
+  template <class Int>
+  static std::array<op::Result<Int>, 2> results(const Args& a);
+  static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
+};
+
+/// sizes [G] int32 or int64 of chunks of rows, order [G] likewise or none -> row_map int32 [rows, 1]: where each row
+/// goes when the chunks stand in that order, each beginning at a multiple of align. Rows after the last chunk stay
+/// behind it.
+struct ChunkRows : OpBase {
+  static constexpr const char* kName = "chunk_rows";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its result is an integer";
+  struct Args {
+    at::Tensor sizes;
+    op::OptionalTensor order;
+    int64_t align;
+    c10::SymInt rows;
+    static constexpr auto kFields = std::tuple{op::field<&Args::sizes>("sizes"), op::field<&Args::order>("order"),
+                                               op::field<&Args::align>("align"), op::field<&Args::rows>("rows")};
+  };
+  static constexpr std::array kResults{"row_map"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
+};
 
 /// x [T, K] (f32, f16, bf16, or without weights uint8), row_map int32 [T, S], weights float32 [T, S] or none ->
 /// [rows, K]: row row_map[t, s] is x[t] * weights[t, s], every other one 0.
@@ -52,13 +72,7 @@ struct PermuteFwd : OpBase {
   static constexpr std::array kResults{"y"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 1> results(const Args& a) {
-    check_row_map<Int>("permute", "x", a.x, a.row_map, a.weights);
-    check_tokens<Int>(a.x, a.row_map);
-    if (dtype(a.x.scalar_type(), "permute: x") == quire::DType::u8)
-      quire::check(!a.weights, "permute: x of uint8 has no weights; leave them out, or dequantize x");
-    return {op::Result<Int>{{op::as<Int>(a.rows), op::size<Int>(a.x, 1)}, a.x.scalar_type()}};
-  }
+  static std::array<op::Result<Int>, 1> results(const Args& a);
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
@@ -79,11 +93,7 @@ struct UnpermuteFwd : OpBase {
   static constexpr std::array kResults{"x"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 1> results(const Args& a) {
-    check_input(a.y, "unpermute: y");
-    check_row_map<Int>("unpermute", "y", a.y, a.row_map, a.weights);
-    return {op::Result<Int>{{op::size<Int>(a.row_map, 0), op::size<Int>(a.y, 1)}, a.y.scalar_type()}};
-  }
+  static std::array<op::Result<Int>, 1> results(const Args& a);
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
@@ -100,13 +110,7 @@ struct UnpermuteDot : OpBase {
   static constexpr std::array kResults{"dweights"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 1> results(const Args& a) {
-    check_input(a.x, "unpermute_dot: x");
-    check_input(a.y, "unpermute_dot: y");
-    check_row_map<Int>("unpermute_dot", "y", a.y, a.row_map, {});
-    check_tokens<Int>(a.x, a.row_map);
-    return {op::Result<Int>{{op::size<Int>(a.row_map, 0), op::size<Int>(a.row_map, 1)}, at::kFloat}};
-  }
+  static std::array<op::Result<Int>, 1> results(const Args& a);
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 

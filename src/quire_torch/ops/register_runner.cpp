@@ -12,7 +12,7 @@
 #include "quire_torch/bridge/storage.h"
 #include "quire_torch/op/device.h"
 #include "quire_torch/op/op.h"
-#include "quire_torch/ops/operand.h"
+#include "quire_torch/ops/operands.h"
 #include "quire_torch/ops/tensor_runner.h"
 
 namespace quire_torch {

@@ -5,7 +5,7 @@
 
 #include "quire/spec/routing.h"
 #include "quire_torch/op/autograd.h"
-#include "quire_torch/ops/row_map.h"
+#include "quire_torch/ops/quantize.h"
 
 namespace quire_torch {
 
@@ -30,21 +30,7 @@ struct RouteFwd : OpBase {
   static constexpr std::array kResults{"topk_weights", "topk_ids"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 2> results(const Args& a) {
-    check_input(a.logits, "route: logits");
-    if (a.expert_bias) {
-      check_input(*a.expert_bias, "route: expert_bias");
-      check_one_device(a.expert_bias->device(), a.logits.device(), "route: expert_bias and logits");
-      quire::check(a.expert_bias->dim() == 1 && op::size<Int>(*a.expert_bias, 0) == op::size<Int>(a.logits, -1),
-                   "route: expert_bias must be [num_experts] = [", op::size<Int>(a.logits, -1),
-                   "], the last dimension of logits; got ", op::sizes<Int>(*a.expert_bias));
-    }
-    op::Result<Int> r{{}, at::kFloat};
-    const auto sizes = op::sizes<Int>(a.logits);
-    r.sizes.append(sizes.begin(), sizes.end() - 1);
-    r.sizes.push_back(Int(a.routing->topk));
-    return {r, {r.sizes, at::kInt}};
-  }
+  static std::array<op::Result<Int>, 2> results(const Args& a);
   static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
 };
 
@@ -63,12 +49,7 @@ struct RouteBwd : OpBase {
   static constexpr std::array kResults{"dlogits"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 1> results(const Args& a) {
-    check_input(a.logits, "route_bwd: logits");
-    op::Result<Int> r{{}, a.logits.scalar_type()};
-    r.sizes.append(op::sizes<Int>(a.logits).begin(), op::sizes<Int>(a.logits).end());
-    return {r};
-  }
+  static std::array<op::Result<Int>, 1> results(const Args& a);
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
@@ -107,12 +88,7 @@ struct LimitCapacity : OpBase {
   static constexpr std::array kResults{"topk_ids"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 1> results(const Args& a) {
-    check_ids(a.topk_ids, "limit_capacity: topk_ids");
-    op::Result<Int> r{{}, at::kInt};
-    r.sizes.append(op::sizes<Int>(a.topk_ids).begin(), op::sizes<Int>(a.topk_ids).end());
-    return {r};
-  }
+  static std::array<op::Result<Int>, 1> results(const Args& a);
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 

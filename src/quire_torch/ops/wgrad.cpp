@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "quire/operations/operations.h"
-#include "quire_torch/ops/groups.h"
+#include "quire_torch/ops/operands.h"
 
 namespace quire_torch {
 namespace {

@@ -1,12 +1,29 @@
-// quire::norm: LayerNorm and RMSNorm of the last dimension, whose result may be quantized as it is computed.
+// quire::norm, LayerNorm and RMSNorm of the last dimension, and quire::activation, an activation function. Their result
+// may be quantized as it is computed: they then give y, the six buffers of a quantized tensor, or both.
 #pragma once
 
 #include <utility>
 
+#include "quire/spec/pointwise_problem.h"
 #include "quire_torch/op/autograd.h"
-#include "quire_torch/ops/produced.h"
+#include "quire_torch/ops/quantize.h"
 
 namespace quire_torch {
+
+/// What is wanted of a result. Without a spec, y; with one, its buffers, and y too if `keep`.
+struct ProducedFields {
+  at::ScalarType dtype;
+  OptionalSpecText spec = OptionalSpecText::parse("");
+  bool rowwise = false, columnwise = false, keep = false;
+  std::optional<at::Tensor> scale{};  ///< float32 [1]: a static scale (numerics.md 1.5)
+
+  bool quantized() const { return spec->has_value(); }
+  bool has_y() const { return keep || !quantized(); }
+};
+
+inline constexpr std::array kProducedResults = before_buffers("y");
+
+// Norms
 
 /// "LayerNorm" or "RMSNorm".
 struct Normalization {
@@ -55,29 +72,8 @@ struct NormFwd : OpBase {
       "mean", "rstd"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 9> results(const Args& a) {
-    check_input(a.x, "norm: x");
-    check_parameter<Int>(a.x, a.weight, "norm: weight");
-    if (a.bias) {
-      check_parameter<Int>(a.x, *a.bias, "norm: bias");
-      quire::check(a.bias->scalar_type() == a.weight.scalar_type(), "norm: bias must have the dtype of weight; got ",
-                   a.bias->scalar_type(), " and ", a.weight.scalar_type(), "; convert one with .to()");
-    }
-    const auto sizes = shape<Int>(a.x);
-    const auto r = produced_results(a.out(), sizes, "norm");
-    const op::Result<Int> rows{{quire::product(sizes, 0, sizes.size() - 1)}, at::kFloat};
-    const bool has_mean = a.normalization.kind == quire::NormKind::layer;
-    return {r[0], r[1], r[2], r[3], r[4], r[5], r[6], has_mean ? rows : op::absent<Int>(at::kFloat), rows};
-  }
+  static std::array<op::Result<Int>, 9> results(const Args& a);
   static void run(const Args& a, op::Tensors<9>& out, const quire::Context& context);
-
-  template <class Int>
-  static void check_parameter(const at::Tensor& x, const at::Tensor& t, const char* what) {
-    check_input(t, what);
-    quire::check(t.dim() == 1 && op::size<Int>(t, 0) == op::size<Int>(x, -1), what, " must be [hidden_size] = [",
-                 op::size<Int>(x, -1), "], the last dimension of x; got ", op::sizes<Int>(t));
-    check_one_device(t.device(), x.device(), what, " and x");
-  }
 };
 
 /// Which gradients norm_bwd computes (bits of `needs`); the others are absent.
@@ -105,17 +101,7 @@ struct NormBwd : OpBase {
   static constexpr std::array kResults{"dx", "dweight", "dbias"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 3> results(const Args& a) {
-    check_input(a.dy, "norm_bwd: dy");
-    check_input(a.x, "norm_bwd: x");
-    NormFwd::check_parameter<Int>(a.x, a.weight, "norm_bwd: weight");
-    const auto like = [&](int64_t bit, const at::Tensor& t) {
-      op::Result<Int> r = op::absent<Int>(t.scalar_type());
-      if (a.needs & bit) r.sizes.assign(op::sizes<Int>(t).begin(), op::sizes<Int>(t).end());
-      return r;
-    };
-    return {like(kNeedsNormX, a.x), like(kNeedsNormWeight, a.weight), like(kNeedsNormBias, a.weight)};
-  }
+  static std::array<op::Result<Int>, 3> results(const Args& a);
   static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
 };
 
@@ -141,6 +127,84 @@ struct Norm : OpBase {
   static op::Tensors<7> inference(const Args& a);
   static std::pair<op::Tensors<7>, Saved> forward(const Args& a, op::Needs need);
   static op::Tensors<4> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs need);
+};
+
+// Activations
+
+/// x [*, H], or [*, 2H] for a gated activation (numerics.md 11.3) -> y [*, H] in `dtype`, or with a spec its buffers,
+/// or both with `keep`. activation: text of quire::Activation, such as "swiglu". offsets [E]: rows belong to groups,
+/// and buffers are the flat ones of groups (groups.h); scale is then float32 [E], and rows beyond the last group give
+/// zero.
+struct ActivationArgs {
+  at::Tensor x;
+  ActivationText activation;
+  at::ScalarType dtype;
+  OptionalSpecText spec = OptionalSpecText::parse("");
+  bool rowwise = false, columnwise = false, keep = false;
+  std::optional<at::Tensor> scale{}, offsets{};
+  static constexpr auto kFields = std::tuple{op::field<&ActivationArgs::x>("x"),
+                                             op::field<&ActivationArgs::activation>("activation"),
+                                             op::field<&ActivationArgs::dtype>("dtype"),
+                                             op::field<&ActivationArgs::spec>("spec", "\"\""),
+                                             op::field<&ActivationArgs::rowwise>("rowwise", "False"),
+                                             op::field<&ActivationArgs::columnwise>("columnwise", "False"),
+                                             op::field<&ActivationArgs::keep>("keep_y", "False"),
+                                             op::field<&ActivationArgs::scale>("scale", "None"),
+                                             op::field<&ActivationArgs::offsets>("offsets", "None")};
+
+  ProducedFields out() const { return {dtype, spec, rowwise, columnwise, keep, scale}; }
+
+  /// Those of y.
+  template <class Int>
+  quire::Shape<Int> sizes() const;
+};
+
+/// The inner forward operator.
+struct ActivationFwd : OpBase {
+  static constexpr const char* kName = "activation_fwd";
+  static constexpr const char* kNotDifferentiable = "is an inner operator without a gradient; call quire::activation";
+  using Args = ActivationArgs;
+  static constexpr auto kResults = kProducedResults;
+
+  template <class Int>
+  static std::array<op::Result<Int>, 7> results(const Args& a);
+  static void run(const Args& a, op::Tensors<7>& out, const quire::Context& context);
+};
+
+/// dx like x.
+struct ActivationBwd : OpBase {
+  static constexpr const char* kName = "activation_bwd";
+  static constexpr auto kText = op::gradient_of("activation");
+  static constexpr const char* kNotDifferentiable = kText.data();
+  struct Args {
+    at::Tensor dy, x;
+    ActivationText activation;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::dy>("dy"), op::field<&Args::x>("x"), op::field<&Args::activation>("activation")};
+  };
+  static constexpr std::array kResults{"dx"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
+};
+
+/// The differentiable operator. Where y is not wanted it is a carrier, with_carrier(). x is kept for backward.
+struct Activation : OpBase {
+  static constexpr const char* kName = "activation";
+  using Args = ActivationArgs;
+  static constexpr auto kResults = kProducedResults;
+  static constexpr size_t kDifferentiable = 1;
+
+  struct Saved {
+    at::Tensor x;
+    ActivationText activation;
+    static constexpr auto kFields = std::tuple{op::field<&Saved::x>("x"), op::field<&Saved::activation>("activation")};
+  };
+
+  static op::Tensors<7> inference(const Args& a);
+  static std::pair<op::Tensors<7>, Saved> forward(const Args& a, op::Needs need);
+  static op::Tensors<3> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs need);
 };
 
 }  // namespace quire_torch

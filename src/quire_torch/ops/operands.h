@@ -1,4 +1,5 @@
-// Operands of the products of groups of tokens, of which the linears of a mixture of experts are made.
+// Operands of products: their quantized buffers, which a caller gives, a forward operator returned or a call allocates;
+// of one tensor, and of groups of tokens, of which the linears of a mixture of experts are made.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -6,9 +7,30 @@
 #include <span>
 
 #include "quire/spec/problem.h"
-#include "quire_torch/ops/operand.h"
+#include "quire_torch/bridge/context.h"
+#include "quire_torch/bridge/tensor.h"
+#include "quire_torch/op/fields.h"
 
 namespace quire_torch {
+
+// Of one tensor
+
+/// One direction of a tensor of `shape`.
+struct Stored {
+  const quire::QuantSpec& spec;
+  quire::Direction direction;
+  const quire::Shape<int64_t>& shape;
+};
+
+/// The six given buffers, of which those of one direction are checked, and columnwise ones that are there for a
+/// backward pass.
+BufferTensors given_buffers(const op::OptionalTensorList& buffers, const Stored& stored, const char* what);
+
+/// Throws unless three buffers hold what is stored: a product of foreign buffers must not read past them. Their shapes
+/// may differ (forward operators flatten some), their memory may not.
+void check_saved(const std::array<at::Tensor, 3>& three, const Stored& stored, const char* what);
+
+// Of groups of tokens
 
 /// E, which is at least 1: of one group that has all rows where there are no offsets. Throws unless offsets is int32 or
 /// int64 [E], the ends of the groups of rows of x, where x is.
