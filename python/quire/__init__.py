@@ -33,14 +33,13 @@ from quire.functional import (  # noqa: E402
     synchronize,
 )
 from quire.nn.cache import quantize_weights  # noqa: E402
-from quire.nn.decoded_weights import dequantize_weights  # noqa: E402
 from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
 from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.moe import MoE  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
-from quire.nn.prepack import prepack_weights, unpack_weights  # noqa: E402
+from quire.nn.quantized_parameters import dequantize_weights, prepack_weights, unpack_weights  # noqa: E402
 from quire.nn.random_state import rng_state, set_rng_state  # noqa: E402
 from quire.nn.recompute import checkpoint  # noqa: E402
 from quire.nn.training_state import TrainingState  # noqa: E402

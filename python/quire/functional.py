@@ -59,6 +59,15 @@ def operators() -> Iterator[OpOverload]:
             yield getattr(getattr(torch.ops.quire, packet), overload or "default")
 
 
+def _call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """The results of an operator: of an eager call directly, where that is possible."""
+    if not is_dynamo_compiling() and DIRECT is not None:
+        results = getattr(DIRECT, name)(*args, **kwargs)
+        if results is not None:
+            return results
+    return getattr(torch.ops.quire, name)(*args, **kwargs)
+
+
 def linear(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -154,11 +163,7 @@ def grouped_linear(
     Raises RuntimeError if an argument does not fit.
     """
     lists = [state.pop(name, ()) for name in ("x_buffers", "w_buffers", "main_grad")]
-    if not is_dynamo_compiling() and DIRECT is not None:
-        results = DIRECT.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
-        if results is not None:
-            return results
-    return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
+    return _call("grouped_linear", x, w, bias, offsets, recipe, dtype, *lists, **state)
 
 
 def norm(
@@ -198,7 +203,7 @@ def activation(
     for an unknown name lists all. offsets, by keyword: the ends of groups of rows, as in grouped_linear(), which
     accepts the buffers. scale is then float32 [E], and rows after the last group give zero.
     """
-    y, *buffers = torch.ops.quire.activation(x, name, dtype, **quantized)
+    y, *buffers = _call("activation", x, name, dtype, **quantized)
     return y, buffers
 
 
@@ -393,7 +398,7 @@ def route(logits: torch.Tensor, expert_bias: torch.Tensor | None, routing: str) 
     routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
     lists the options.
     """
-    return torch.ops.quire.route(logits, expert_bias, routing)
+    return _call("route", logits, expert_bias, routing)
 
 
 def limit_capacity(topk_ids: torch.Tensor, num_experts: int, capacity: int) -> torch.Tensor:
@@ -407,7 +412,7 @@ def expert_rows(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor,
     row_map: the row of each entry when entries are sorted by expert, with a stable sort; -1 for no row. offsets: the
     end of each expert's rows; if num_experts is 0 (unknown), an empty tensor.
     """
-    return torch.ops.quire.expert_rows(topk_ids, num_experts)
+    return _call("expert_rows", topk_ids, num_experts)
 
 
 def chunk_rows(sizes: torch.Tensor, order: torch.Tensor | None, align: int, rows: int) -> torch.Tensor:
@@ -425,13 +430,13 @@ def permute_rows(
 
     x [T, K]: float32, float16, bfloat16, or without weights uint8. row_map int32, weights float32 [T, S].
     """
-    return torch.ops.quire.permute(x, row_map, weights, rows)
+    return _call("permute", x, row_map, weights, rows)
 
 
 def unpermute_rows(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, K], where x[t] is the sum over s of y[row_map[t, s]] * weights[t, s], in this order and in float32, then
     rounded to y's dtype. Differentiable."""
-    return torch.ops.quire.unpermute(y, row_map, weights)
+    return _call("unpermute", y, row_map, weights)
 
 
 # --- weight gradients that a backward pass left

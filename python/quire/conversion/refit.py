@@ -23,7 +23,6 @@ from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
-from quire.nn.sharded_module import ShardedModule
 from quire.nn.stacked_experts import StackedExperts
 from quire.nn.training_state import WRAPPERS
 from quire.tensor import DTYPES, QuantizedTensor
@@ -277,7 +276,7 @@ def _fitted(target: torch.Tensor, owner: Owner, value: torch.Tensor) -> torch.Te
         return value
     if is_dtensor(value) and not is_dtensor(target) and value.to_local().shape == target.shape:
         return value.to_local()
-    sharding = module.own_parts().get(owner.attribute) if isinstance(module, ShardedModule) else None
+    sharding = module.own_parts().get(owner.attribute) if isinstance(module, ProductModule) else None
     if isinstance(sharding, ExpertGroup) and len(value) == sharding.num_experts:
         return value[sharding.own().start : sharding.own().stop]
     if isinstance(sharding, Parallel) and value.dim() <= 2 and not isinstance(value, QuantizedTensor):

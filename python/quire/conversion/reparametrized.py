@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from quire.distributed.fully_sharded import MasterShard
 from quire.distributed.placements import is_dtensor
-from quire.nn.computed_weights import computing_hooks
 from quire.nn.own_context import own_context
+from quire.nn.weight import computing_hooks
 from quire.tensor import QuantizedTensor
 
 NO_WEIGHT_YET = "it has no weight yet: call the model once before it is converted"

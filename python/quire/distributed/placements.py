@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 else:
     DTensor = Partial = Replicate = Shard = ()  # isinstance(t, ()) is False
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+#: Classes of which no tensor is a DTensor.
+PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def _take_classes(module: ModuleType) -> None:
@@ -49,7 +50,7 @@ when_imported("torch.distributed.tensor", _take_classes)
 
 def is_dtensor(t: object) -> bool:
     """Whether ranks of a mesh have parts of t."""
-    return type(t) not in _PLAIN and isinstance(t, DTensor)
+    return type(t) not in PLAIN and isinstance(t, DTensor)
 
 
 def parameters_of_others(model: torch.nn.Module) -> set[torch.nn.Parameter | None]:

@@ -28,8 +28,8 @@ from quire.io.from_model import Entries
 from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
 from quire.io.reading import Checkpoint
 from quire.io.writing import Plan, planned_configs
-from quire.nn.decoded_weights import decode_weights
 from quire.nn.product_module import ProductModule
+from quire.nn.quantized_parameters import decode_weights
 from quire.nn.stacked_experts import StackedExperts
 from quire.tensor import QuantizedTensor
 

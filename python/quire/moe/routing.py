@@ -48,20 +48,45 @@ def route(
     """
     check_type("route", torch.Tensor, logits=logits)
     check_type_or_none("route", torch.Tensor, expert_bias=expert_bias)
-    numbers = {"topk": topk, "num_groups": num_groups, "group_topk": group_topk, "group_best": group_best}
     check_type("route", int, topk=topk)
-    check_type_or_none("route", int, **numbers)
-    check_type("route", float | int, scaling_factor=scaling_factor)
-    # These two would be errors about the operator's text, which the caller has not written.
     if topk < 1:
         raise RuntimeError(f"route: topk must be from 1 to the number of experts, {logits.shape[-1]}, got {topk}")
+    text = routing_text(
+        topk,
+        score_function=score_function,
+        softmax_after_topk=softmax_after_topk,
+        renormalize=renormalize,
+        num_groups=num_groups,
+        group_topk=group_topk,
+        group_best=group_best,
+        scaling_factor=scaling_factor,
+    )
+    weights, ids = functional.route(logits, expert_bias, text)
+    return (weights, ids) if capacity is None else limit_capacity(weights, ids, logits.shape[-1], capacity)
+
+
+def routing_text(
+    topk: int,
+    *,
+    score_function: str = "softmax",
+    softmax_after_topk: bool = False,
+    renormalize: bool = False,
+    num_groups: int | None = None,
+    group_topk: int | None = None,
+    group_best: int | None = None,
+    scaling_factor: float = 1.0,
+) -> str:
+    """The options of route() as the operator's text, for a topk of at least 1. Raises its errors for values without a
+    text."""
+    numbers = {"topk": topk, "num_groups": num_groups, "group_topk": group_topk, "group_best": group_best}
+    check_type_or_none("route", int, **numbers)
+    check_type("route", float | int, scaling_factor=scaling_factor)
+    # This would be an error about the operator's text, which the caller has not written.
     if score_function not in SCORE_FUNCTIONS:
         raise RuntimeError(f"route: score_function must be one of {SCORE_FUNCTIONS}, got {score_function!r}")
     options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
-    text = ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
-    weights, ids = functional.route(logits, expert_bias, text)
-    return (weights, ids) if capacity is None else limit_capacity(weights, ids, logits.shape[-1], capacity)
+    return ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
 
 
 def limit_capacity(

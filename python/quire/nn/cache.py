@@ -74,18 +74,6 @@ def cache(
     return CachedWeight.of(recipe.weight_spec, stored, buffers, torch.cat(marks))
 
 
-def cached_weight(
-    module: ProductModule, product: str, recipe: Recipe, is_first_microbatch: bool | None
-) -> CachedWeight | None:
-    """The codes that a forward pass uses, or None: microbatch_weight, from the first microbatch, if is_first_microbatch
-    is False; kept_weight, from quantize_weights(), if is_first_microbatch is None."""
-    # A first microbatch reads neither, so that its graph does not depend on whether there are any.
-    if is_first_microbatch is True:
-        return None
-    found = module.of(product, "kept_weight" if is_first_microbatch is None else "microbatch_weight")
-    return found if found is not None and found.spec == recipe.weight_spec else None
-
-
 def quantize_weights(
     model: torch.nn.Module, recipe: Recipe | str | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> None:

@@ -10,12 +10,9 @@ from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
-from quire.nn.dtype import check_factory
-from quire.nn.initial_values import initialise
-from quire.nn.layer_path import name_layer
+from quire.nn.layer_base import check_factory, initialise, name_layer
 from quire.nn.product import Product, active_call
-from quire.nn.product_module import ProductModule, check_bias, checked_recipe
-from quire.nn.sharded_module import Sharding
+from quire.nn.product_module import ProductModule, Sharding, check_bias, checked_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 

@@ -8,9 +8,7 @@ from quire.checks import check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
 from quire.functional import norm
-from quire.nn.dtype import check_factory
-from quire.nn.initial_values import initialise
-from quire.nn.layer_path import name_layer
+from quire.nn.layer_base import check_factory, initialise, name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe

@@ -11,9 +11,7 @@ from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
 from quire.distributed.placements import is_dtensor, layout_of, sharding_of, torchs_result
 from quire.functional import grouped_linear, linear, linear_prequantized
-from quire.nn.dtype import check_factory, is_any_autocast_enabled, uses_torch_autocast
-from quire.nn.initial_values import initialise
-from quire.nn.layer_path import name_layer
+from quire.nn.layer_base import check_factory, initialise, is_any_autocast_enabled, name_layer, uses_torch_autocast
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.recipe import Recipe

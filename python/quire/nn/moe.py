@@ -7,24 +7,40 @@ import torch
 
 from quire.autocast import is_batch_invariant_enabled
 from quire.checks import check_type, check_type_or_none, describe
-from quire.distributed.experts import OVERFLOWS, ExpertGroup
+from quire.distributed import check_ranks
+from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, pack, plan, unpack, why_not
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
+from quire.functional import (
+    Buffers,
+    activation_inputs,
+    activation_text,
+    expert_rows,
+    linear,
+    permute_rows,
+    route,
+    unpermute_rows,
+)
 from quire.functional import activation as activate
-from quire.functional import activation_inputs, activation_text, linear
-from quire.moe import limit_capacity, route, tokens_per_expert, unpermute
-from quire.nn.computed_weights import compute_weights
-from quire.nn.dtype import check_factory, uses_torch_autocast
-from quire.nn.expert_exchange import Dispatched, ExpertsOfRanks, OwnExperts
-from quire.nn.float32_buffers import Float32Buffers
+from quire.moe import limit_capacity, tokens_per_expert
+from quire.moe.permutation import permute_any
+from quire.moe.routing import routing_text
 from quire.nn.grouped_linear import GroupedLinear
-from quire.nn.layer_path import name_layer
+from quire.nn.layer_base import (
+    Float32Buffers,
+    ShownName,
+    check_factory,
+    is_any_autocast_enabled,
+    name_layer,
+    path_of,
+    uses_torch_autocast,
+)
 from quire.nn.linear import Linear
-from quire.nn.product import Product, active_call
+from quire.nn.product import Product, active_call, specs_of
 from quire.nn.product_module import check_bias
-from quire.nn.shown_name import ShownName
+from quire.nn.weight import compute_weights
 from quire.recipe import Recipe
-from quire.recipe.linear_spec import BATCH_INVARIANT
+from quire.recipe.linear_spec import BATCH_INVARIANT, high_precision
 
 _ROUTE_OPTIONS = (
     *("score_function", "softmax_after_topk", "renormalize", "num_groups", "group_topk", "group_best"),
@@ -71,13 +87,165 @@ class Router(torch.nn.Module):
         """x [*, hidden_size] -> float32 [*, num_experts]."""
         if is_batch_invariant_enabled():
             return linear(x.float(), self.weight.float(), None, BATCH_INVARIANT, torch.float32)
-        if not uses_torch_autocast(x):
+        if not (is_any_autocast_enabled() and uses_torch_autocast(x)):
             return torch.nn.functional.linear(x.float(), self.weight.float())
         with torch.autocast(x.device.type, enabled=False):
             return torch.nn.functional.linear(x.float(), self.weight.float())
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.weight.shape[1]}, num_experts={self.weight.shape[0]}"
+
+
+# ------------------------------------------------------------ how tokens reach the experts and come back
+
+
+class Dispatched(NamedTuple):
+    """Tokens at the experts of this rank.
+
+    rows, ends: sorted by expert, and the row at which the tokens of each expert end. codes: buffers of rows, which are
+    then not read; or (). give_back: rows of results -> those of this rank's own tokens, in the order of
+    row_map. weights, ids: those of the router, without entries that were dropped. shared: the result of the shared
+    experts, None without any; to be called once, after the experts.
+    """
+
+    rows: torch.Tensor
+    ends: torch.Tensor
+    codes: Buffers
+    give_back: Callable[[torch.Tensor], torch.Tensor]
+    row_map: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+    shared: Callable[[], torch.Tensor | None]
+
+
+class OwnExperts(NamedTuple):
+    """This process has all experts. weight_on_input: tokens are multiplied by their weights before the experts."""
+
+    num_experts: int
+    weight_on_input: bool
+
+    def dispatch(
+        self,
+        tokens: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        shared: Callable[[], torch.Tensor | None],
+    ) -> Dispatched:
+        """tokens [T, K], weights and ids [T, k] of the router. shared: computes the shared experts, while the tokens
+        travel if they do."""
+        factors = weights if self.weight_on_input else None
+        row_map, ends = expert_rows(ids, self.num_experts)
+        permuted = permute_rows if type(tokens) is torch.Tensor else permute_any
+        rows = permuted(tokens, row_map, row_map.numel(), factors)
+        return Dispatched(rows, ends, (), lambda results: results, row_map, weights, ids, shared)
+
+
+class ExpertsOfRanks(NamedTuple):
+    """Each rank of a group has some of the experts, and its own tokens. layer: the first one of the experts.
+    capacity, overflow, codes: ep_capacity, ep_overflow and whether ep_dispatch is "codes" of quire.MoE."""
+
+    layer: GroupedLinear
+    group: ExpertGroup
+    weight_on_input: bool
+    capacity: int | None
+    overflow: str
+    codes: bool
+
+    def dispatch(
+        self,
+        tokens: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        shared: Callable[[], torch.Tensor | None],
+    ) -> Dispatched:
+        """As OwnExperts.dispatch()."""
+        spec = self._sent_spec(tokens)
+        sender = Sender(self.group, "" if torch.compiler.is_compiling() else self._announce(tokens))
+        # The meta device has no numbers of rows.
+        capacity = max(1, ids.numel()) if ids.is_meta else self.capacity
+        trip = plan(sender, ids, capacity, self.overflow, lambda sent: self._agree_in_graph(tokens, sent))
+        weights = torch.where(trip.ids >= 0, weights, 0.0)
+        leaving = permute_rows(tokens, trip.row_map, sum(trip.send), weights if self.weight_on_input else None)
+        payload, fields = pack(leaving, spec) if spec else (leaving, ())
+        started = sender.start(payload, trip.receive, trip.send)
+        computed = shared()
+        rows, codes = trip.by_expert(sender.finish(started)), ()
+        if spec:
+            rows, codes = sender.stand_in(leaving, trip), unpack(rows, fields, spec, trip.ends)
+
+        def give_back(results: torch.Tensor) -> torch.Tensor:
+            return sender.exchange(trip.by_process(results), trip.send, trip.receive)
+
+        return Dispatched(rows, trip.ends, codes, give_back, trip.row_map, weights, trip.ids, lambda: computed)
+
+    def _sent_spec(self, tokens: torch.Tensor) -> str:
+        """Under which spec rows are sent as codes; "" if they are sent as values. Raises NotImplementedError if the
+        recipe does not allow codes."""
+        call = active_call(self.layer, tokens)
+        if not self.codes or call.recipe is None or self.layer.input_observer is not None:
+            return ""
+        spec, specs = call.recipe.input_spec, specs_of(self.layer, call)
+        trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.layer.weights("").values()])
+        if call.recipe.weight_only or call.recipe.static_input:
+            reason = "is not quantized" if call.recipe.weight_only else "has a scale of its own in each rank"
+        else:
+            reason = why_not(spec)
+        if specs.saves_x or (trains and not reason and specs.backward != "dequantized"):
+            reason = "is needed as values, or in blocks of tokens, unless backward_override is 'dequantized'"
+        if reason:
+            raise NotImplementedError(
+                f"quire.MoE: ep_dispatch='codes' does not go with {type(call.recipe).__name__}, whose x, {spec}, "
+                f"{reason}; use ep_dispatch='values'"
+            )
+        return spec
+
+    def _announce(self, tokens: torch.Tensor) -> str:
+        """Who calls collectives, for errors. Says to the other ranks what is to be computed: with QUIRE_CHECK_RANKS=1
+        in each call, and otherwise where it has changed."""
+        path = path_of(self.layer).rpartition(".")[0]
+        layer = f"quire.MoE {path!r}" if path else "quire.MoE"
+        caller = f"{layer}, rank {self.group.index()} of {self.group.size}"
+        recipe = self._recipe(tokens)
+        hidden_size, num_experts = tokens.shape[-1], self.layer.num_gemms  # of all ranks
+
+        def said() -> check_ranks.Fields:
+            fields = {"layer": layer} | self._sizes(tokens.dtype, hidden_size)
+            return fields | check_ranks.fields_of_text(recipe)
+
+        if check_ranks.enabled():
+            drawn = check_ranks.drawn(next(iter(self.layer.weights("").values())))
+            gradient = {"gradient": "yes" if torch.is_grad_enabled() else "no"}
+            self.group.check_ranks(caller, said() | gradient | drawn)
+        else:
+            sizes = (tokens.dtype, hidden_size, num_experts, self.capacity, self.codes, recipe)
+            self.group.agree(self.layer, sizes, lambda: (caller, said()), tokens.device)
+        return caller
+
+    def _agree_in_graph(self, tokens: torch.Tensor, sent: torch.Tensor) -> None:
+        """What _announce() says, without the layer, whose name no graph has. sent: what is sent first."""
+        if not torch.compiler.is_compiling():
+            return
+        fields = self._sizes(tokens.dtype, self.layer.in_features)
+        check_ranks.agree_in_graph(sent, self.group.name, "a mixture", fields, self._recipe(tokens))
+
+    def _recipe(self, tokens: torch.Tensor) -> str:
+        """The text of the recipe of the experts' matmuls, as operators get it."""
+        call = active_call(self.layer, tokens)
+        if call.recipe is None:
+            return high_precision(is_batch_invariant_enabled())
+        return specs_of(self.layer, call).text
+
+    def _sizes(self, dtype: torch.dtype, hidden_size: int) -> check_ranks.Fields:
+        """From which the sizes of what is sent follow, apart from the recipe."""
+        return {
+            "experts over": f"{self.group.name}, {self.layer.num_gemms} experts",
+            "tokens": f"{dtype} [*, {hidden_size}]",
+            "capacity": str(self.capacity),
+            "dispatch": "codes" if self.codes else "values",
+        }
+
+
+# ------------------------------------------------------------ the layer
 
 
 class MoE(ShownName, Float32Buffers):
@@ -174,6 +342,7 @@ class MoE(ShownName, Float32Buffers):
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input
         self.routing = routing
+        self._routing = routing_text(top_k, **{name: routing[name] for name in routing if name != "capacity"})
         _check_exchange(ep_capacity, ep_overflow, ep_dispatch, ep_group is not None)
         self.expert_group = None if ep_group is None else ExpertGroup.of("quire.MoE", ep_group, num_experts)
         self.ep_capacity, self.ep_overflow, self.ep_dispatch = ep_capacity, ep_overflow, ep_dispatch
@@ -206,26 +375,23 @@ class MoE(ShownName, Float32Buffers):
             return_routing: whether to return (y, Routing).
         """
         try:
-            check_type("quire.MoE", torch.Tensor, x=x)
+            if type(x) is not torch.Tensor:
+                _check_class(x)
             if x.dim() == 0 or x.shape[-1] != self.hidden_size:
                 raise RuntimeError(
                     f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
-                )
-            if is_dtensor(x):
-                raise NotImplementedError(
-                    f"quire.MoE: x is a DTensor with {x.placements}; pass this rank's tokens, x.to_local()"
                 )
             if self.expert_bias is not None:
                 self.check_float32("quire.MoE", "expert_bias")
             tokens = x.reshape(-1, self.hidden_size)
             logits = self.router(tokens)
-            weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing | {"capacity": None})
+            weights, ids = route(logits, self.expert_bias, self._routing)
             load = tokens_per_expert(ids, self.num_experts) if return_routing else None  # dropped entries count
             if self.routing.get("capacity") is not None:
                 weights, ids = limit_capacity(weights, ids, self.num_experts, self.routing["capacity"])
             sent = self._exchange().dispatch(tokens, weights, ids, lambda: self._shared(tokens))
             rows, shared = sent.give_back(self._experts(sent)), sent.shared()
-            y = unpermute(rows, sent.row_map, None if self.weight_on_input else sent.weights)
+            y = unpermute_rows(rows, sent.row_map, None if self.weight_on_input else sent.weights)
             y = (y if shared is None else y + shared).reshape(x.shape)
             return (y, Routing(logits, sent.weights, sent.ids, load)) if return_routing else y
         except Exception as error:
@@ -292,7 +458,8 @@ class MoE(ShownName, Float32Buffers):
 
     def _experts(self, sent: Dispatched) -> torch.Tensor:
         for layer in (self.fc1, self.fc2):
-            compute_weights(layer)
+            if layer._forward_pre_hooks:
+                compute_weights(layer)
         fc1, fc2 = (Product(layer, "", active_call(layer, sent.rows)) for layer in (self.fc1, self.fc2))
         h = fc1.run(sent.rows, self.fc1.biases(""), sent.ends, sent.codes)
         activated, buffers = activate(h, self._activation, h.dtype, offsets=sent.ends, **fc2.input())
@@ -333,6 +500,14 @@ def _check_exchange(capacity: int | None, overflow: str, dispatch: str, sharded:
         raise ValueError(f"quire.MoE: ep_overflow must be 'raise' or 'drop', got {overflow!r}")
     if dispatch not in ("values", "codes"):
         raise ValueError(f"quire.MoE: ep_dispatch must be 'values' or 'codes', got {dispatch!r}")
+
+
+def _check_class(x: object) -> None:
+    check_type("quire.MoE", torch.Tensor, x=x)
+    if is_dtensor(x):
+        raise NotImplementedError(
+            f"quire.MoE: x is a DTensor with {x.placements}; pass this rank's tokens, x.to_local()"
+        )
 
 
 def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags: object) -> None:

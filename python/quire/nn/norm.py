@@ -7,9 +7,7 @@ import torch
 from quire.checks import check_dense, with_known_options
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_placements
 from quire.functional import norm
-from quire.nn.dtype import activation_dtype, check_factory
-from quire.nn.layer_path import name_layer
-from quire.nn.shown_name import ShownName
+from quire.nn.layer_base import ShownName, activation_dtype, check_factory, name_layer
 from quire.nn.te_extra_state import drop_extra_state
 
 

@@ -14,18 +14,21 @@ from quire.checks import check_type, check_type_or_none
 from quire.delayed.step import RulesByLayer
 from quire.distributed.exchange import exchange_of
 from quire.distributed.fully_sharded import check_gathered, gathered_amaxes
-from quire.distributed.placements import Layout, check_parameters, is_dtensor, local
+from quire.distributed.placements import PLAIN, Layout, check_parameters, is_dtensor, local
 from quire.functional import Buffers, quantize
 from quire.loading.transforms import requires_grad
-from quire.nn.cache import CachedWeight, cache, cached_weight
-from quire.nn.dtype import activation_dtype, check_dtypes
-from quire.nn.layer_path import path_of
+from quire.nn.cache import CachedWeight, cache
+from quire.nn.layer_base import is_any_autocast_enabled, path_of, uses_torch_autocast
 from quire.nn.product_module import ProductModule, main_grads, named
 from quire.nn.weight import weight_operand
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import LinearSpec, high_precision
-from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, input_operand
+from quire.tensor import DTYPES, QuantizedActivation, QuantizedTensor, QuantSpec, input_operand
 from quire.tensor.operators import called_by_layer
+
+#: is_first_microbatch -> the codes of a weight that a call uses, where there are any: those of quantize_weights(), or
+#: those of the first microbatch.
+_KEPT_CODES = {None: "kept_weight", False: "microbatch_weight"}
 
 
 class Call(NamedTuple):
@@ -70,6 +73,8 @@ class Call(NamedTuple):
 
     def part(self, t: torch.Tensor | None) -> torch.Tensor | None:
         """What this rank has of a parameter."""
+        if type(t) in PLAIN:
+            return t
         return local(t, None if self.layout is None else self.layout.gradients)
 
 
@@ -98,12 +103,14 @@ def active_call(
             )
     if isinstance(x, QuantizedActivation):
         x.check()
+    autocast = (type(x) is not torch.Tensor or is_any_autocast_enabled()) and uses_torch_autocast(x)
     if recipe is not None or not _is_torchs(module):
         parameters = [(name, module.parameter(name)) for name in (*module.weight_names, *module.bias_names)]
-        if layout is None:
+        if layout is None and any([type(tensor) not in PLAIN for tensor in (x, *dict(parameters).values())]):
             check_parameters(module, x, parameters)
-        check_dtypes(module, x, parameters)
-    return Call(recipe, rule, activation_dtype(x), is_first_microbatch, fp8_grad, spec, layout)
+        _check_dtypes(module, x, () if autocast else parameters)
+    dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+    return Call(recipe, rule, dtype, is_first_microbatch, fp8_grad, spec, layout)
 
 
 def _is_torchs(module: ProductModule) -> bool:
@@ -136,6 +143,25 @@ def _result_spec(what: str, recipe: Recipe | None, fp8_output: bool, output_spec
     return spec.text
 
 
+def _check_dtypes(
+    layer: torch.nn.Module,
+    x: torch.Tensor | QuantizedActivation,
+    parameters: Iterable[tuple[str, torch.Tensor | None]],
+) -> None:
+    """Raises TypeError for an x in a dtype that quire lacks, and if one of these parameters has another than x."""
+    if x.dtype not in DTYPES and not x.is_quantized:  # operators refuse those of PyTorch's quantization
+        raise TypeError(
+            f"quire.{type(layer).__name__}: x must be float32, float16 or bfloat16, got {x.dtype}; convert it with "
+            ".to()"
+        )
+    for name, parameter in parameters:
+        if parameter is not None and parameter.dtype != x.dtype:
+            raise TypeError(
+                f"quire.{type(layer).__name__}: outside torch.autocast {name} must have the dtype of x; got x "
+                f"{x.dtype} and {name} {parameter.dtype}. Convert one with .to(), or enter torch.autocast"
+            )
+
+
 # ------------------------------------------------------------ one matmul of a call
 
 
@@ -162,7 +188,7 @@ class Product:
         self.module, self.name, self.call = module, name, call.of_product(name)
         self.parameters = list(module.weights(name).values())
         self.weights = [call.part(parameter) for parameter in self.parameters]
-        self.needs_dw = torch.is_grad_enabled() and any([requires_grad(parameter) for parameter in self.parameters])
+        self.needs_dw = torch.is_grad_enabled() and any([p.requires_grad or requires_grad(p) for p in self.parameters])
         self.exchange = exchange_of(module, name, call.sequence)
         self.exchange.check(self)
         self.given: dict[str, object] = {}
@@ -207,8 +233,9 @@ class Product:
     def _take_codes(self) -> None:
         """Codes of weights that outlive the call: looks for them or makes them."""
         recipe, first = self.call.recipe, self.call.is_first_microbatch
-        found = cached_weight(self.module, self.name, recipe, first)
-        if found is not None:
+        # A first microbatch reads neither, so that its graph does not depend on whether there are any.
+        found = None if first is True else self.module.of(self.name, _KEPT_CODES[first])
+        if found is not None and found.spec == recipe.weight_spec:
             self.specs = self.specs.of_w(found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None or self.weight_scales is not None:

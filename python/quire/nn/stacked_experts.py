@@ -8,7 +8,7 @@ import torch
 
 from quire.distributed.placements import is_dtensor
 from quire.moe import permute, unpermute
-from quire.nn.layer_path import name_layer
+from quire.nn.layer_base import name_layer
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe

@@ -14,8 +14,8 @@ from quire.delayed.step import reduces, rule_text
 from quire.distributed.groups import sendable
 from quire.distributed.pieces import PiecesOfTensor, PlainPart
 from quire.loading.devices import HOST, with_values
+from quire.nn.product_module import Sharding
 from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state
-from quire.nn.sharded_module import Sharding
 from quire.recipe import DelayedScaling, Recipe, as_recipe
 from quire.tensor import QuantizedTensor
 

@@ -21,6 +21,7 @@ class LinearSpec:
     multiplies codes of forward's operands, "requantized" if it quantizes the saved x itself, "dequantized" if it
     multiplies decoded values, "high_precision" if it multiplies x and w themselves. kernels: "batch_invariant" if only
     kernels may be taken that give a token the bits that it has alone, or "".
+    saves_x: whether backward starts from x itself, so that codes of x alone are not enough.
     text: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=...][,kernels=...]", the argument `recipe` of the operators.
     """
 
@@ -30,6 +31,7 @@ class LinearSpec:
     dx: str = ""
     backward: str = ""
     kernels: str = ""
+    saves_x: bool = field(init=False, compare=False, repr=False)
     text: str = field(init=False, compare=False)
     #: Results of of_w(), because layers with kept codes ask for one in each call.
     _of_w: "dict[str, LinearSpec]" = field(init=False, compare=False, repr=False, default_factory=dict)
@@ -38,17 +40,13 @@ class LinearSpec:
         dx = f",dx={self.dx}" if self.dx else ""
         backward = f",backward={self.backward}" if self.backward else ""
         kernels = f",kernels={self.kernels}" if self.kernels else ""
+        object.__setattr__(self, "saves_x", self.backward in ("requantized", "high_precision"))
         object.__setattr__(self, "text", f"x={self.x},w={self.w},dy={self.dy}{dx}{backward}{kernels}")
 
     @classmethod
     def parse(cls, text: str) -> "LinearSpec":
         """The value of a text that is known to be one."""
         return cls(**dict([part.split("=", 1) for part in text.split(",")]))
-
-    @property
-    def saves_x(self) -> bool:
-        """Whether backward starts from x itself, so that codes of x alone are not enough."""
-        return self.backward in ("requantized", "high_precision")
 
     def of_x(self, x: str) -> "LinearSpec":
         """The same for an x that is quantized under another spec."""

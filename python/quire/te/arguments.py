@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from quire.checks import check_options, describe
 from quire.distributed.groups import group_size
-from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
 
@@ -26,6 +25,8 @@ IN_PIECES = {"ub_overlap_ag": False, "ub_overlap_rs": False, "ub_overlap_rs_dgra
 USER_BUFFERS = IN_PIECES | {"ub_bulk_dgrad": False, "ub_bulk_wgrad": False, "ub_name": None}
 OVERLAPPING = USER_BUFFERS | {"symmetric_ar_type": None}
 PARALLEL = SHARDING | OVERLAPPING
+
+_INSTEAD_OF_SPLITTING = "Use DistributedDataParallel, fully_shard or torch.distributed.tensor.parallel"
 
 #: Further arguments for sharding, which LayerNormLinear and LayerNormMLP have.
 _PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}
@@ -48,7 +49,7 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
     for name, value in options.items():
         if value != known[name] and not _asks_for_nothing(name, options):
             of_devices = name in PARALLEL or name in _PARALLEL_TOO
-            said = instead or (INSTEAD_OF_SPLITTING if of_devices else "")
+            said = instead or (_INSTEAD_OF_SPLITTING if of_devices else "")
             remedy = f". {said}" if said else ""
             raise NotImplementedError(
                 f"{what}: {name}={describe(value)} is not available in this version; leave it at {known[name]!r}"

@@ -16,7 +16,7 @@ from quire.distributed.groups import group_size
 from quire.distributed.parallel import MODES, Parallel
 from quire.loading.devices import has_values
 from quire.nn import grouped_linear, layernorm_linear, layernorm_mlp, linear, norm
-from quire.nn.initial_values import initialise
+from quire.nn.layer_base import initialise
 from quire.nn.norm import reset_norm
 from quire.nn.product_module import ProductModule
 from quire.te.arguments import IN_PIECES, OVERLAPPING, SHARDING, USER_BUFFERS, also_takes, refuse, signature_with

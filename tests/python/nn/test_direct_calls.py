@@ -181,6 +181,47 @@ def test_a_direct_call_of_groups_gives_the_bits_of_the_operator(device, monkeypa
     assert all(map(torch.equal, direct, through))
 
 
+def of_mixture(recipe, device):
+    """y without and with gradients, and the gradients of x and of the parameters."""
+    torch.manual_seed(5)
+    layer = quire.MoE(48, 32, num_experts=4, top_k=2, device=device)
+    x = torch.randn(6, 48).to(device).requires_grad_()
+    with quire.autocast(recipe=recipe):
+        with torch.no_grad():
+            inferred = layer(x)
+        y = layer(x)
+    return [inferred, y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
+
+
+@every_recipe
+def test_direct_calls_of_a_mixture_give_the_bits_of_the_operators(device, monkeypatch, heard, recipe):
+    direct = of_mixture(recipe, device)
+    monkeypatch.setattr(functional, "DIRECT", None)
+    through = of_mixture(recipe, device)
+    # route, expert_rows, permute, grouped_linear, activation, grouped_linear, unpermute
+    assert len(heard.gave) == 2 * 7 and all([results is not None for results in heard.gave])
+    assert type(direct[1].grad_fn).__name__ == type(through[1].grad_fn).__name__
+    assert all(map(torch.equal, direct, through))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: functional.expert_rows(torch.zeros(3, 2, dtype=torch.int32), -1), "num_experts must be at least 1"),
+        (lambda: functional.permute_rows(torch.zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32), -1), "rows must not"),
+        (
+            lambda: functional.permute_rows(torch.zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32), 2**70),
+            "type 'int' for argument 'rows'",
+        ),
+        (lambda: functional.route(torch.zeros(3, 8), None, "softmax:topk=9"), "topk must be from 1 to"),
+    ],
+    ids=["a negative number", "a negative size", "a size beyond 64 bits", "too many experts"],
+)
+def test_what_a_mixture_refuses_is_refused_in_the_same_words(monkeypatch, heard, call, said):
+    assert said in same_without(monkeypatch, call)
+    assert heard.gave == [None]
+
+
 def test_memory_of_the_caller_is_written_by_the_operator(device, heard):
     layer, sizes = make_grouped(device)
     x, memory = torch.randn(6, 48).to(device), torch.zeros(6, 40).to(device)

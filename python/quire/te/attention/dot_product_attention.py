@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from quire.checks import describe
 from quire.distributed.groups import group_size
-from quire.nn.dtype import activation_dtype, uses_torch_autocast
+from quire.nn.layer_base import activation_dtype, uses_torch_autocast
 from quire.nn.te_extra_state import drop_extra_state
 from quire.te.arguments import Given, takes
 from quire.te.attention.key_value_cache import InferenceParams

@@ -4,7 +4,7 @@ import torch
 
 from quire.checks import check_type
 from quire.loading.devices import is_known
-from quire.nn.float32_buffers import Float32Buffers
+from quire.nn.layer_base import Float32Buffers
 from quire.te.arguments import takes
 from quire.te.attention.masks import places_in_sequences
 

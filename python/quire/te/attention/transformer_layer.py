@@ -4,7 +4,7 @@ import torch
 
 from quire.checks import check_type
 from quire.distributed.groups import group_size
-from quire.nn.dtype import activation_dtype
+from quire.nn.layer_base import activation_dtype
 from quire.te.arguments import Given, part_name, takes
 from quire.te.attention.dot_product_attention import refuse_context_parallel
 from quire.te.attention.masks import mask_type_of

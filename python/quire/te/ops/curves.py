@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from quire.functional import activation, activation_gradient, activation_text, quantize
-from quire.nn.dtype import activation_dtype
+from quire.nn.layer_base import activation_dtype
 from quire.nn.recompute import checkpoint
 from quire.te.ops.operation import Input, Operation, plain
 

@@ -6,8 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from quire.nn.dtype import uses_torch_autocast
-from quire.nn.shown_name import ShownName
+from quire.nn.layer_base import ShownName, uses_torch_autocast
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: The input of an operation. Quantize returns quantized tensors.
