@@ -1,12 +1,14 @@
 """Records which functions one call runs, in order: `python recorder.py HELPER` in a process of its own.
 
-stdin: JSON {"code": a program that calls a quire.Linear and leaves its result in y, "ways": {name: environment}}.
+stdin: JSON {"code": a program that calls a layer with x and leaves its result in y, "layer": the name of the layer's
+class in quire, "ways": {name: environment}}.
 stdout: for each way, in which the program runs with these variables set, a line of JSON
     {"way": name, "walks": {"inference" | "forward" | "backward": [names of one function, ...]}}
-"inference" and "forward" reach from the entry of Linear.forward to its return, without and with gradients; "backward"
-is that of y. Every function is there once, where it was entered first: ["FILE:LINE:QUALIFIED NAME"] of Python, what the
-symbol table calls it in C++, which are several names where the linker sees equal code. The program has run before, so
-that what happens once in a process is not there. Functions that the compiler has inlined are not there either.
+"inference" and "forward" reach from the entry of the layer's forward to its return, without and with gradients;
+"backward" is that of y. Every function is there once, where it was entered first: ["FILE:LINE:QUALIFIED NAME"] of
+Python, what the symbol table calls it in C++, which are several names where the linker sees equal code. The program has
+run before, so that what happens once in a process is not there. Functions that the compiler has inlined are not there
+either.
 """
 
 import ctypes
@@ -22,7 +24,6 @@ import torch
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-ENTRY = quire.Linear.forward.__code__
 
 
 def functions() -> dict[int, list[str]]:
@@ -45,8 +46,8 @@ def functions() -> dict[int, list[str]]:
 
 
 class Recorder:
-    def __init__(self, helper: ctypes.CDLL, functions: dict[int, list[str]]) -> None:
-        self.helper, self.functions = helper, functions
+    def __init__(self, helper: ctypes.CDLL, functions: dict[int, list[str]], entry: object) -> None:
+        self.helper, self.functions, self.entry = helper, functions, entry
         self.addresses = (ctypes.c_size_t * len(functions))(*sorted(functions))
         self.calls: list[tuple[float, list[str]]] = []
 
@@ -74,15 +75,15 @@ class Recorder:
 
 
 def record_forward(recorder: Recorder, program: object) -> tuple[torch.Tensor, list[list[str]]]:
-    """Runs the program -> its y, and the walk from the entry of Linear.forward to its return."""
+    """Runs the program -> its y, and the walk from the entry of the layer's forward to its return."""
     walk: list[list[str]] = []
 
     def watch(frame: object, event: str, _: object) -> None:
         if event == "call":
-            if frame.f_code is ENTRY:
+            if frame.f_code is recorder.entry:
                 recorder.start()
             recorder.call(frame.f_code)
-        elif event == "return" and frame.f_code is ENTRY:
+        elif event == "return" and frame.f_code is recorder.entry:
             walk.extend(recorder.stop())
 
     scope = inputs()
@@ -95,6 +96,7 @@ def record_forward(recorder: Recorder, program: object) -> tuple[torch.Tensor, l
 
 
 def inputs() -> dict[str, object]:
+    torch.manual_seed(0)  # which experts have tokens decides what runs
     return {"quire": quire, "x": torch.randn(3, 256, requires_grad=torch.is_grad_enabled())}
 
 
@@ -117,7 +119,8 @@ def walks(recorder: Recorder, program: object) -> dict[str, list[list[str]]]:
 def main() -> None:
     asked = json.load(sys.stdin)
     program = compile(asked["code"], "<example>", "exec")
-    recorder = Recorder(ctypes.CDLL(sys.argv[1], use_errno=True), functions())
+    entry = getattr(quire, asked["layer"]).forward.__code__
+    recorder = Recorder(ctypes.CDLL(sys.argv[1], use_errno=True), functions(), entry)
     for way, environment in asked["ways"].items():
         sys.stdout.flush()
         if child := os.fork():  # the environment is read once in a process

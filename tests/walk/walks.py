@@ -1,4 +1,5 @@
 """The walk of one call through the sources, recorded: `python tests/walk/walks.py` prints it with its files and lines.
+With the word MoE it is the walk of a mixture, with the name of a recipe that of this recipe.
 
 Only functions that the compiler has not inlined are seen: the release build is what is walked.
 """
@@ -17,9 +18,18 @@ if __name__ == "__main__":  # a script, not a module of the tests
 from walk.sources import ROOT, Function, cpp_functions, python_function, qualified
 
 HERE = Path(__file__).parent
-KERNELS = ("src/quire/cpu/generic/", "src/quire/cpu/simd/", "src/quire/cpu/target/", "src/quire/reference/")
+KERNELS = (
+    *("src/quire/cpu/generic/", "src/quire/cpu/simd/", "src/quire/cpu/target/", "src/quire/cpu/moe/"),
+    "src/quire/reference/",
+)
 #: Where a kernel has come back to.
-CALLERS = ("src/quire_torch/op", "src/quire/gemm/", "src/quire/quantize/", "src/quire/pointwise/", "src/quire/device/")
+CALLERS = ("python/", "src/quire_torch/", "src/quire_python/", "src/quire/device/")
+
+#: A mixture with the calls of docs/follow-one-call.md's example.
+MIXTURE = """
+with quire.autocast(recipe=quire.recipe.NVFP4BlockScaling()):
+    y = quire.MoE(256, 256, num_experts=4, top_k=2)(x)
+"""
 
 #: The functions that one entry of a walk may be: several where the linker sees equal code.
 Step = tuple[Function, ...]
@@ -32,11 +42,13 @@ def build_helper(folder: Path) -> Path:
     return library
 
 
-def record(code: str, ways: Mapping[str, Mapping[str, str]], folder: Path) -> dict[str, dict[str, list[Step]]]:
+def record(
+    code: str, ways: Mapping[str, Mapping[str, str]], folder: Path, layer: str = "Linear"
+) -> dict[str, dict[str, list[Step]]]:
     """Way -> "inference", "forward" and "backward" -> the project's functions in the order in which `code` enters them
     first, where the environment is that of the way (recorder.py)."""
     command = [sys.executable, HERE / "recorder.py", build_helper(folder)]
-    asked = json.dumps({"code": code, "ways": ways})
+    asked = json.dumps({"code": code, "layer": layer, "ways": ways})
     done = subprocess.run(command, input=asked, capture_output=True, text=True, env=environment())
     if done.returncode:
         raise RuntimeError(f"the walk was not recorded:\n{done.stderr}")
@@ -88,10 +100,14 @@ def main() -> None:
 
     page = (ROOT / "docs/follow-one-call.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    layer = "MoE" if "MoE" in sys.argv[1:] else "Linear"
+    if layer == "MoE":
+        code = MIXTURE
     for option in sys.argv[1:]:
-        code = code.replace("NVFP4BlockScaling", option)
+        if option != layer:
+            code = code.replace("NVFP4BlockScaling", option)
     with tempfile.TemporaryDirectory() as folder:
-        walks = record(code, {"the best instruction set": {}}, Path(folder))
+        walks = record(code, {"the best instruction set": {}}, Path(folder), layer)
     for part, walk in walks["the best instruction set"].items():
         outer = to_the_kernels(walk)
         cost = [f"{len(files(w))} files, {lines(w)} lines" for w in (walk, outer)]
