@@ -11,8 +11,8 @@ from quire.checks import check_type_or_none, describe
 from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, part_for
-from quire.loading.devices import check_device
 from quire.loading.deferred import assume_constant_result
+from quire.loading.devices import check_device
 from quire.tensor import QuantizedActivation
 
 # A graph has a guard for each step of torch._C._is_any_autocast_enabled.

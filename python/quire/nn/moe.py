@@ -406,8 +406,8 @@ class MoE(ShownName, Float32Buffers):
     @recipe.setter
     def recipe(self, value: object) -> None:
         raise AttributeError(
-            f"quire.MoE has no recipe of its own, got {describe(value)}; call quire.convert(mixture, recipe), or assign "
-            "it to fc1 and fc2, and to shared_fc1 and shared_fc2 if there is a shared expert"
+            f"quire.MoE has no recipe of its own, got {describe(value)}; call quire.convert(mixture, recipe), or "
+            "assign it to fc1 and fc2, and to shared_fc1 and shared_fc2 if there is a shared expert"
         )
 
     def float32_buffers(self) -> list[str]:
