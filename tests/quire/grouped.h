@@ -11,10 +11,10 @@
 namespace quire::testing {
 
 inline constexpr int64_t kRows = 70, kCols = 48;
-inline const std::vector<int64_t> kEnds{5, 5, 37, 69};  // of 5, 0, 32 and 32 rows; one row is in no group
+inline const Array<int64_t> kEnds{5, 5, 37, 69};  // of 5, 0, 32 and 32 rows; one row is in no group
 inline constexpr std::array kDirections{Direction::rowwise, Direction::columnwise};
 
-inline RowGroups groups_of(const std::vector<int64_t>& ends, int64_t rows = kRows) {
+inline RowGroups groups_of(const Array<int64_t>& ends, int64_t rows = kRows) {
   return {.count = std::ssize(ends), .rows = rows, .ends = {ends.data(), std::ssize(ends), true}, .what = "test"};
 }
 

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+
+#include "here.h"
 
 namespace quire::testing {
 
@@ -38,7 +39,7 @@ class Guarded {
   uint8_t* begin() { return memory_.data() + kGuard; }
   uint8_t* end() { return memory_.data() + memory_.size() - kGuard; }
 
-  std::vector<uint8_t> memory_;
+  Array<uint8_t> memory_;
 };
 
 }  // namespace quire::testing

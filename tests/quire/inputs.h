@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <limits>
 #include <string_view>
-#include <vector>
 
+#include "here.h"
 #include "quire/base/matrix.h"
 #include "quire/format/element.h"
 
@@ -115,7 +115,7 @@ class Input {
   }
 
  private:
-  std::vector<uint8_t> memory_;
+  Array<uint8_t> memory_;
   InputShape shape_;
   DType dtype_;
 };

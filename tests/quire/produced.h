@@ -26,9 +26,10 @@ struct Produced {
 template <class Run>
 Produced produced(int64_t rows, int64_t cols, DType dtype, const Wanted& wanted, const Run& run) {
   Produced out{Guarded(rows * cols * size_of(dtype)), {}};
+  const OneHere scale(wanted.scale), amax(wanted.amax ? &*wanted.amax : nullptr);
   Destination to{.y = {wanted.y ? out.y.data() : nullptr, dtype, rows, cols, cols},
-                 .scale = wanted.scale,
-                 .amax = {.rowwise = wanted.amax ? &*wanted.amax : nullptr}};
+                 .scale = scale.get(),
+                 .amax = {.rowwise = amax.get()}};
   if (wanted.spec) {
     out.quantized.emplace(*wanted.spec, rows, cols, wanted.directions);
     to.spec = *wanted.spec;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "guarded.h"
+#include "here.h"
 #include "quire/base/check.h"
 #include "quire/cpu/isa.h"
 #include "quire/operations/operations.h"
@@ -34,13 +35,23 @@ inline const Runner& reference_runner() {
   return runner;
 }
 
-/// The instruction set in use (QUIRE_ISA), products, codes and values by the kernel that is chosen.
+/// The instruction set in use (QUIRE_ISA), products, codes and values by the kernel that is chosen; elsewhere, the
+/// kernels of that device.
 inline const Runner& active_runner() {
   static const Runner runner = [] {
     Runner chosen{std::string(cpu::active().name), *cpu::active().kernels};
-    chosen.run.gemm = [](const GemmProblem& p) { gemm(p); };
-    chosen.run.quantize = [](const QuantizeProblem& p) { quantize(p); };
-    chosen.run.dequantize = [](const DequantizeProblem& p) { dequantize(p); };
+    chosen.run.gemm = [](const GemmProblem& p) { gemm(p, here()); };
+    chosen.run.quantize = [](const QuantizeProblem& p) { quantize(p, here()); };
+    chosen.run.dequantize = [](const DequantizeProblem& p) { dequantize(p, here()); };
+    if (!elsewhere()) return chosen;
+    chosen.name = here().device->name;
+    chosen.run.column_sum = [](const ColumnSumProblem& p) { column_sum(p, here()); };
+    chosen.run.norm = [](const NormProblem& p) { norm(p, here()); };
+    chosen.run.norm_grad = [](const NormGradProblem& p) { norm_grad(p, here()); };
+    chosen.run.activation = [](const ActivationProblem& p) { activation(p, here()); };
+    chosen.run.activation_grad = [](const ActivationGradProblem& p) { activation_grad(p, here()); };
+    chosen.run.amax = [](const AmaxProblem& p) { amax(p, here()); };
+    chosen.run.matmul = [](const MatmulProblem& p) { matmul(p, here()); };
     return chosen;
   }();
   return runner;
@@ -130,13 +141,14 @@ struct QuantizeOptions {
 inline Quantized quantized(const Runner& runner, const QuantSpec& spec, const Matrix& x,
                            const QuantizeOptions& options = {}) {
   Quantized q(spec, x.rows, x.cols, options.directions);
+  const OneHere scale(options.scale), amax(options.amax ? &*options.amax : nullptr);
   runner.run.quantize({.spec = spec,
                        .x = x,
                        .rowwise = q.view(Direction::rowwise),
                        .columnwise = q.view(Direction::columnwise),
                        .random = options.random,
-                       .scale = options.scale,
-                       .amax = {.rowwise = options.amax ? &*options.amax : nullptr}});
+                       .scale = scale.get(),
+                       .amax = {.rowwise = amax.get()}});
   EXPECT_TRUE(q.intact()) << "wrote outside a buffer";
   return q;
 }

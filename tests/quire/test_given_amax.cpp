@@ -108,9 +108,9 @@ class AmaxStep : public EveryRunner {};
 QUIRE_FOR_EVERY_RUNNER(AmaxStep);
 
 /// Amaxes as the step of its own measures them.
-std::array<std::vector<float>, 2> measured(const Runner& runner, const QuantSpec& spec, const Matrix& x) {
-  std::array<std::vector<float>, 2> found{std::vector<float>(static_cast<size_t>(amax_count(spec, x.rows))),
-                                          std::vector<float>(static_cast<size_t>(amax_count(spec, x.cols)))};
+std::array<Array<float>, 2> measured(const Runner& runner, const QuantSpec& spec, const Matrix& x) {
+  std::array<Array<float>, 2> found{Array<float>(static_cast<size_t>(amax_count(spec, x.rows))),
+                                    Array<float>(static_cast<size_t>(amax_count(spec, x.cols)))};
   runner.run.amax({.spec = spec, .x = x, .rowwise = found[0].data(), .columnwise = found[1].data()});
   return found;
 }
@@ -148,7 +148,7 @@ TEST_P(AmaxStep, HalvesUnderTheLargestOfTheirAmaxesHaveTheBytesOfTheWhole) {
     std::array<Matrix, 2> half{all, all};
     half[0].rows = half[1].rows = 32;
     half[1].data = static_cast<const float*>(half[1].data) + 32 * half[1].row_stride;
-    std::array<float, 2> largest{};
+    Array<float> largest(2);
     for (const Matrix& part : half) {
       const auto found = measured(GetParam(), spec, part);
       for (size_t d = 0; d < 2; ++d) largest[d] = std::max(largest[d], found[d][0]);

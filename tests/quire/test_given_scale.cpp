@@ -44,8 +44,9 @@ TEST_P(GivenScale, IsStoredAsItIsAndItsReciprocalMultiplies) {
 }
 
 TEST_P(GivenScale, LargerElementsSaturate) {
-  const float values[] = {1e30f, -1e30f, 2.0f, std::numeric_limits<float>::infinity()}, scale = 0.25f;
-  const Matrix x{values, DType::f32, 1, 4, 4};
+  const Array<float> values{1e30f, -1e30f, 2.0f, std::numeric_limits<float>::infinity()};
+  const float scale = 0.25f;
+  const Matrix x{values.data(), DType::f32, 1, 4, 4};
   const Quantized q = quantized(GetParam(), QuantSpec::parse("fp8_tensor:given"), x, {.scale = &scale});
   EXPECT_EQ(dequantized(GetParam(), q, Direction::rowwise), (std::vector<float>{112, -112, 2, 112}));
   const Quantized lost = quantized(GetParam(), QuantSpec::parse("fp8_tensor:given:nan"), x, {.scale = &scale});

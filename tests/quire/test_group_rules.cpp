@@ -16,7 +16,7 @@ namespace {
 TEST(GroupRules, WithEndsThatBreakTheRulesAreRefusedAndNothingIsWritten) {
   const QuantSpec spec = QuantSpec::parse("mxfp8");
   const Input x({kRows, kCols}, DType::f32, Kind::normal, 4);
-  for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{
+  for (const Array<int64_t>& ends : std::vector<Array<int64_t>>{
            {5, 4, 37, 69}, {-1, 5, 37, 69}, {5, 5, 37, kRows + 1}, {5, 5, int64_t{1} << 60, 69}}) {
     Flat flat(spec, kRows, kCols, std::ssize(ends), Direction::rowwise);
     QuantizeProblem p = quantization(spec, x, groups_of(ends));
@@ -48,7 +48,7 @@ TEST(GroupRules, OfMatricesOfOtherSizesAreRefusedAndNothingIsWritten) {
   flat.receive(p, Direction::rowwise);
   p.each = each;
   EXPECT_THROW(quantize(p), Error);
-  const std::vector<int64_t> ends{8, 16};
+  const Array<int64_t> ends{8, 16};
   const std::vector<Matrix> same{first, first};
   p.each = same;
   p.groups = groups_of(ends, 16);

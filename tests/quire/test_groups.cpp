@@ -13,7 +13,7 @@ namespace quire::testing {
 namespace {
 
 /// Ends in 32 bits, which lists of them may also have.
-std::vector<int32_t> narrow(const std::vector<int64_t>& ends) { return {ends.begin(), ends.end()}; }
+Array<int32_t> narrow(const Array<int64_t>& ends) { return {ends.begin(), ends.end()}; }
 
 /// The buffers of groups that are quantized each by itself, by the reference, one after another; then zeros.
 std::array<std::vector<uint8_t>, 3> one_by_one(const QuantSpec& spec, const Matrix& x, Direction direction,
@@ -54,7 +54,7 @@ TEST(Groups, AreQuantizedEachAsATensorOfItsOwn) {
                           .random = {.seed = 7, .rowwise_offset = 3, .columnwise_offset = 4},
                           .groups = groups_of(kEnds)};
         flat.receive(p, direction);
-        quantize(p);
+        quantize(p, here());
         EXPECT_TRUE(flat.intact());
         const auto expected = one_by_one(spec, x, direction, flat);
         for (size_t i = 0; i < 3; ++i)
@@ -65,8 +65,8 @@ TEST(Groups, AreQuantizedEachAsATensorOfItsOwn) {
 TEST(Groups, OfInt32EndsAndGivenScalesAreTheSame) {
   const QuantSpec spec = QuantSpec::parse("fp8_tensor");
   const Input x({kRows, kCols}, DType::bf16, Kind::normal, 2);
-  const std::vector<int32_t> ends = narrow(kEnds);
-  const std::array<float, 4> scale{1, 2, 4, 0.5f};
+  const Array<int32_t> ends = narrow(kEnds);
+  const Array<float> scale{1, 2, 4, 0.5f};
   Flat flat(spec, kRows, kCols, std::ssize(kEnds), Direction::rowwise);
   quantize({.spec = spec,
             .x = x,
@@ -75,7 +75,8 @@ TEST(Groups, OfInt32EndsAndGivenScalesAreTheSame) {
             .random = {},
             .scale = scale.data(),
             .groups = {.count = 4, .rows = kRows, .ends = {ends.data(), 4, false}},
-            .room = {.rowwise = flat.room}});
+            .room = {.rowwise = flat.room}},
+           here());
   const auto expected = one_by_one(spec, x, Direction::rowwise, flat, scale.data());
   for (size_t i = 0; i < 3; ++i)
     EXPECT_EQ(difference(expected[i].data(), flat.memory[i].data(), flat.memory[i].size()), "") << i;
@@ -90,20 +91,21 @@ TEST(Groups, UnderTheirOwnAmaxesGiveTheBytesOfMeasuring) {
       const Input x({kRows, kCols}, DType::f32, Kind::normal, 3);
       const auto count =
           static_cast<size_t>(grouped_amax_count<int64_t>(spec, {kRows, kCols, std::ssize(kEnds)}, direction));
-      std::vector<float> amax(count, -1);
+      Array<float> amax(count, -1);
       const bool rowwise = direction == Direction::rowwise;
       quire::amax({.spec = spec,
                    .x = x,
                    .rowwise = rowwise ? amax.data() : nullptr,
                    .columnwise = rowwise ? nullptr : amax.data(),
-                   .groups = groups_of(kEnds)});
+                   .groups = groups_of(kEnds)},
+                  here());
       const bool per_column = !rowwise && has_amax_per_line(spec);
       EXPECT_EQ(std::count(amax.begin(), amax.end(), 0.0f), per_column ? kCols : 1);  // of what has no rows
       Flat flat(spec, kRows, kCols, std::ssize(kEnds), direction);
       QuantizeProblem p = quantization(spec, x, groups_of(kEnds));
       flat.receive(p, direction);
       (rowwise ? p.amax.rowwise : p.amax.columnwise) = amax.data();
-      quantize(p);
+      quantize(p, here());
       const auto expected = one_by_one(spec, x, direction, flat);
       for (size_t i = 0; i < 3; ++i)
         EXPECT_EQ(difference(expected[i].data(), flat.memory[i].data(), flat.memory[i].size()), "") << i;
@@ -123,7 +125,7 @@ struct Both {
     rows.receive(p, Direction::rowwise);
     columns.receive(p, Direction::columnwise);
     p.each = each;
-    quantize(p);
+    quantize(p, here());
   }
   Operand operand(Direction d, const RowGroups& groups, int64_t cols) const {
     const Flat& flat = d == Direction::rowwise ? rows : columns;
@@ -154,12 +156,12 @@ TEST(Groups, AreMultipliedEachByItsOwnMatrix) {
                       .b = ws.operand(Direction::rowwise, experts, kCols),
                       .out = {y.data(), DType::f32, kRows, kOut, kOut},
                       .biases = biases};
-  gemm(p);
+  gemm(p, here());
   ASSERT_TRUE(y.intact());
   Guarded again(kRows * kOut * 4);
   GemmProblem stacked = p;  // biases one after another are those of a list
   stacked.biases = {}, stacked.bias = biases[0].data, stacked.bias_dtype = DType::bf16, stacked.out.data = again.data();
-  gemm(stacked);
+  gemm(stacked, here());
   EXPECT_EQ(difference(y.data(), again.data(), y.size()), "");
   for (size_t e = 0; e < 4; ++e) {
     const Matrix part = rows_of(x, e);
@@ -188,7 +190,7 @@ TEST(Groups, WithoutRowsHaveAWeightGradientOfZeroThatIsNotAdded) {
   const RowGroups groups = groups_of(kEnds);
   const Both xs(spec, x, groups), dys(spec, dy, groups);
   for (const bool accumulate : {false, true}) {
-    std::vector<float> dw(4 * kOut * kCols, 1), stacked = dw;
+    Array<float> dw(4 * kOut * kCols, 1), stacked = dw;
     std::vector<MutableMatrix> each;
     for (int64_t e = 0; e < 4; ++e) each.push_back({dw.data() + e * kOut * kCols, DType::f32, kOut, kCols, kCols});
     GemmProblem p{.a = dys.operand(Direction::columnwise, groups, kOut),
@@ -196,9 +198,9 @@ TEST(Groups, WithoutRowsHaveAWeightGradientOfZeroThatIsNotAdded) {
                   .out = {nullptr, DType::f32, 4 * kOut, kCols, kCols},
                   .addend = accumulate ? dw.data() : nullptr,
                   .outs = each};
-    gemm(p);
+    gemm(p, here());
     p.outs = {}, p.out.data = stacked.data(), p.addend = accumulate ? stacked.data() : nullptr;
-    gemm(p);
+    gemm(p, here());
     EXPECT_EQ(dw, stacked);
     const auto empty = dw.begin() + kOut * kCols;
     EXPECT_EQ(std::count(empty, empty + kOut * kCols, accumulate ? 1.0f : 0.0f), kOut * kCols);
@@ -209,7 +211,7 @@ TEST(Groups, WithoutRowsHaveAWeightGradientOfZeroThatIsNotAdded) {
 TEST(Groups, OfAWeightThatChangedAreFoundWhereTheyHaveRows) {
   std::vector<Input> inputs;
   std::vector<Matrix> w;
-  std::vector<int64_t> expected;
+  Array<int64_t> expected;
   for (uint64_t e = 0; e < 4; ++e) inputs.emplace_back(InputShape{8, 8}, DType::f32, Kind::normal, e);
   for (const Input& one : inputs) {
     w.push_back(one);
@@ -220,17 +222,17 @@ TEST(Groups, OfAWeightThatChangedAreFoundWhereTheyHaveRows) {
                        .groups = RowGroups::equal(4, 8),
                        .each = w,
                        .only = groups_of(kEnds)};
-  fingerprint(p);
+  fingerprint(p, here());
   ++expected[1];  // of no rows
-  fingerprint(p);
+  fingerprint(p, here());
   ++expected[2];
-  EXPECT_THROW(fingerprint(p), Error);
+  EXPECT_THROW(fingerprint(p, here()), Error);
 }
 
 TEST(Groups, HaveAFingerprintEachAsAMatrixOfItsOwn) {
   const Input x({kRows, kCols}, DType::bf16, Kind::normal, 14);
-  std::array<int64_t, 4> found{};
-  fingerprint({.x = x, .to = found.data(), .groups = groups_of(kEnds)});
+  Array<int64_t> found(4);
+  fingerprint({.x = x, .to = found.data(), .groups = groups_of(kEnds)}, here());
   for (size_t e = 0; e < 4; ++e) EXPECT_EQ(static_cast<uint64_t>(found[e]), fingerprint(rows_of(x, e))) << e;
 }
 
@@ -259,7 +261,7 @@ TEST(Matmul, IsTheLibrarysThatAProgramLendsAndElseTheReferences) {
 TEST(Groups, AreActivatedAndQuantizedUnderGivenAmaxesEachAsATensorOfItsOwn) {
   const QuantSpec spec = QuantSpec::parse("nvfp4");
   const Input x({kRows, kCols}, DType::bf16, Kind::normal, 15);
-  const std::array<float, 4> amax{3, 1, 2, 4};
+  const Array<float> amax{3, 1, 2, 4};
   Flat flat(spec, kRows, kCols, 4, Direction::rowwise);
   activation({.activation = Activation::parse("relu"),
               .x = x,
@@ -268,7 +270,8 @@ TEST(Groups, AreActivatedAndQuantizedUnderGivenAmaxesEachAsATensorOfItsOwn) {
                       .rowwise = flat.side,
                       .amax = {.rowwise = amax.data()}},
               .groups = groups_of(kEnds),
-              .room = {.rowwise = flat.room}});
+              .room = {.rowwise = flat.room}},
+             here());
   const auto* codes = flat.memory[0].as<uint8_t>();
   for (size_t e = 0; e < 4; ++e) {
     const Matrix part = rows_of(x, e);
@@ -278,7 +281,8 @@ TEST(Groups, AreActivatedAndQuantizedUnderGivenAmaxesEachAsATensorOfItsOwn) {
                 .out = {.y = {nullptr, DType::bf16, part.rows, kCols, kCols},
                         .spec = spec,
                         .rowwise = alone.view(Direction::rowwise),
-                        .amax = {.rowwise = &amax[e]}}});
+                        .amax = {.rowwise = &amax[e]}}},
+               here());
     const Guarded& expected = alone.side(Direction::rowwise).data;
     EXPECT_EQ(difference(expected.data(), codes, expected.size()), "") << e;
     codes += expected.size();

@@ -18,7 +18,7 @@ constexpr Direction kDirections[] = {Direction::rowwise, Direction::columnwise};
 /// One direction of q in the other order.
 Quantized reordered(const Quantized& q, Direction d) {
   Quantized out(q.spec.reordered(), q.rows, q.cols);
-  reorder({.from = q.operand(d), .data = out.side(d).data.data(), .scale = out.side(d).scale.data()});
+  reorder({.from = q.operand(d), .data = out.side(d).data.data(), .scale = out.side(d).scale.data()}, here());
   EXPECT_TRUE(out.intact()) << "wrote outside a buffer";
   return out;
 }

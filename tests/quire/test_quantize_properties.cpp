@@ -58,10 +58,11 @@ TEST_P(QuantizeProperties, EachLineOfAPerRowTensorIsAPerTensorOneOfItsOwn) {
 }
 
 TEST_P(QuantizeProperties, AScaleThatOverflowsIsTheLargestValueOfTheInputsTypePerBlockAndOfFloat32Elsewhere) {
-  const uint16_t bf16 = f32_to_bf16(0x1p-130f);
-  const float f32 = 0x1p-130f;
+  const Array<uint16_t> bf16{f32_to_bf16(0x1p-130f)};
+  const Array<float> f32{0x1p-130f};
   const auto stored = [&](std::string_view spec, DType dtype) {
-    const Quantized q = run(spec, {dtype == DType::bf16 ? static_cast<const void*>(&bf16) : &f32, dtype, 1, 1, 1});
+    const Quantized q =
+        run(spec, {dtype == DType::bf16 ? static_cast<const void*>(bf16.data()) : f32.data(), dtype, 1, 1, 1});
     return std::pair(q.side(kRow).scale.as<float>()[0], q.side(kCol).scale.as<float>()[0]);
   };
   const auto both = [](float x) { return std::pair(1.0f / x, 1.0f / x); };
@@ -113,8 +114,8 @@ TEST_P(QuantizeProperties, Mxfp4FollowsTheTableUnderTheSmallestScaleThatReachesT
 }
 
 /// A copy of x with zero rows and columns up to whole multiples of 256.
-std::vector<float> padded(const Matrix& x, int64_t rows, int64_t cols) {
-  std::vector<float> out(static_cast<size_t>(rows * cols));
+Array<float> padded(const Matrix& x, int64_t rows, int64_t cols) {
+  Array<float> out(static_cast<size_t>(rows * cols));
   for (int64_t i = 0; i < x.rows; ++i)
     for (int64_t j = 0; j < x.cols; ++j)
       out[static_cast<size_t>(i * cols + j)] = load_element(x.data, x.dtype, i * x.row_stride + j);
@@ -124,7 +125,7 @@ std::vector<float> padded(const Matrix& x, int64_t rows, int64_t cols) {
 TEST_P(QuantizeProperties, ARaggedTensorIsTheCornerOfOnePaddedWithZeros) {
   const Input input({37, 150}, DType::f32, Kind::normal, 7);
   const Matrix x = input;
-  const std::vector<float> whole = padded(x, 256, 256);
+  const Array<float> whole = padded(x, 256, 256);
   const Matrix padded_x{whole.data(), DType::f32, 256, 256, 256};
   for (const QuantSpec& spec : all_specs()) {
     if (spec.stochastic) continue;

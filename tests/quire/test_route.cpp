@@ -95,7 +95,7 @@ struct Routed {
     RouteProblem p = problem;
     p.weights = weights.as<float>();
     p.ids = ids.as<int32_t>();
-    route(p);
+    route(p, here());
     EXPECT_TRUE(weights.intact() && ids.intact());
   }
 };
@@ -121,7 +121,7 @@ TEST(Route, ChoosesAndWeighsAsInDouble) {
         SCOPED_TRACE(quire::text(text, " of ", name(dtype), biased ? " with a bias" : ""));
         const Routing r = Routing::parse(text);
         const Input logits({kTokens, kExperts, 3, 1}, dtype, Kind::normal, ++seed);
-        std::vector<float> bias(kExperts);
+        Array<float> bias(kExperts);
         for (size_t e = 0; e < bias.size(); ++e) bias[e] = biased ? static_cast<float>(e % 5) * 0.07f : 0.0f;
         Routed got({.routing = r, .logits = logits, .bias = biased ? bias.data() : nullptr});
         for (int64_t t = 0; t < kTokens; ++t) {
@@ -147,7 +147,7 @@ TEST(Route, GradientsAreDifferencesOfWeights) {
     Routed got({.routing = r, .logits = logits});
     Guarded dlogits(9 * kExperts * 4);
     const auto* d = static_cast<const float*>(Matrix(dweights).data);
-    route_grad({r, logits, got.ids.as<int32_t>(), d, {dlogits.data(), DType::f32, 9, kExperts, kExperts}});
+    route_grad({r, logits, got.ids.as<int32_t>(), d, {dlogits.data(), DType::f32, 9, kExperts, kExperts}}, here());
     ASSERT_TRUE(dlogits.intact());
     for (int64_t t = 0; t < 9; ++t) {
       const int32_t* chosen = got.ids.as<int32_t>() + t * r.topk;
@@ -201,11 +201,14 @@ TEST(Route, TextIsCanonicalAndReadBack) {
 }
 
 TEST(Route, CapacityDropsTheLaterOnes) {
-  const int32_t ids[] = {1, 0, 1, 1, -1, 0, 1};
-  int32_t kept[7];
-  limit_capacity({.ids = ids, .count = 7, .num_experts = 2, .capacity = 2, .kept = kept});
-  EXPECT_EQ(std::vector<int32_t>(kept, kept + 7), (std::vector<int32_t>{1, 0, 1, -1, -1, 0, -1}));
-  EXPECT_THROW(limit_capacity({.ids = ids, .count = 7, .num_experts = 1, .capacity = 2, .kept = kept}), Error);
+  const Array<int32_t> ids{1, 0, 1, 1, -1, 0, 1};
+  Array<int32_t> kept(7);
+  const auto limit = [&](int64_t experts) {
+    limit_capacity({.ids = ids.data(), .count = 7, .num_experts = experts, .capacity = 2, .kept = kept.data()}, here());
+  };
+  limit(2);
+  EXPECT_EQ(kept, (Array<int32_t>{1, 0, 1, -1, -1, 0, -1}));
+  EXPECT_THROW(limit(1), Error);
 }
 
 }  // namespace

@@ -62,6 +62,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     report("list kept", detail.data());
   } else if (in_worker_arena(p)) {
     report("beyond memory", detail.data());
+  } else if (in_test_arena(p)) {
+    report("test's address in a kernel", detail.data());
   } else if (device_of(p) < 0) {
     if ((previous.sa_flags & SA_SIGINFO) != 0 && previous.sa_sigaction)
       return previous.sa_sigaction(signal, info, context);

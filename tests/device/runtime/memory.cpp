@@ -13,6 +13,7 @@ namespace {
 struct Arena {
   char* device;  ///< PROT_NONE for ever
   char* worker;  ///< the same pages
+  char* test;    ///< the same
   size_t used = 0;
 };
 
@@ -24,7 +25,7 @@ Arena make_arena() {
     if (p == MAP_FAILED) fail("no address space");
     return static_cast<char*>(p);
   };
-  const Arena arena{map(PROT_NONE), map(PROT_READ | PROT_WRITE)};
+  const Arena arena{map(PROT_NONE), map(PROT_READ | PROT_WRITE), map(PROT_READ | PROT_WRITE)};
   close(file);
   return arena;
 }
@@ -74,6 +75,24 @@ bool in_worker_arena(const void* p) {
 char* worker_address(const void* p) {
   const Arena& arena = arenas()[static_cast<size_t>(device_of(p))];
   return arena.worker + (static_cast<const char*>(p) - arena.device);
+}
+
+bool in_test_arena(const void* p) {
+  for (const Arena& arena : arenas())
+    if (within(p, arena.test)) return true;
+  return false;
+}
+void* test_address(const void* p) {
+  const Arena& arena = arenas()[static_cast<size_t>(device_of(p))];
+  return arena.test + (static_cast<const char*>(p) - arena.device);
+}
+void* device_address(const void* p) {
+  for (const Arena& arena : arenas())
+    if (within(p, arena.test)) return arena.device + (static_cast<const char*>(p) - arena.test);
+  return const_cast<void*>(p);
+}
+void open_test_addresses(bool open) {
+  for (const Arena& arena : arenas()) mprotect(arena.test, arena.used, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 bool is_lent(const void* p) {

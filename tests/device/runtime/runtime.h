@@ -136,6 +136,11 @@ class Event {
 // it unseen.
 void* allocate(size_t bytes, Place at);
 void release(void* p);
+/// A third address of a device's memory, where tests of the core hold it (place.cpp), and back again; other memory is
+/// itself. While it is closed, which begins with it open, an access is written down as "test's address in a kernel".
+void* test_address(const void* p);
+void* device_address(const void* p);
+void open_test_addresses(bool open);
 /// The memory is used on another stream too: its own stream waits for that one before it is lent again.
 void record_stream(void* p, Place at);
 

@@ -127,6 +127,7 @@ void check_order(Runtime& r, Place at, const Node& node);
 char* worker_address(const void* p);
 /// Kernels find memory here. All that is closed there are the pages between blocks.
 bool in_worker_arena(const void* p);
+bool in_test_arena(const void* p);
 
 // ---- lists.cpp
 bool in_lists(const void* p);
