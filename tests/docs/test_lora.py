@@ -25,6 +25,16 @@ def test_adapters_train_as_written(page):
     assert len(codes) == 2 and not any(p.requires_grad for p in codes)
 
 
+def test_adapters_of_ones_own_are_merged_as_written(page):
+    scope = run(blocks(page)[0], {})
+    adapted = [scope["model"][i] for i in (0, 2)]
+    sums = [each.layer.weight.dequantize() + (each.up @ each.down).detach() for each in adapted]
+    model = run(blocks(page)[2], scope)["model"]
+    assert [type(layer) for layer in model] == [quire.Linear, torch.nn.GELU, quire.Linear]
+    for layer, values in zip((model[0], model[2]), sums, strict=True):
+        assert torch.equal(layer.weight.dequantize(), quire.quantize(values, layer.weight.spec_text).dequantize())
+
+
 def test_the_figures_are_those_of_their_page(page):
     measured = {row[0]: row[1:] for row in page("docs/language-model.md").rows("Perplexity")}
     names = {"`mxfp8`": "`mxfp8`", "`nvfp4`": "`nvfp4`", "`x=none,w=nvfp4`": "only weights: `x=none,w=nvfp4`"}
@@ -44,7 +54,7 @@ def test_adapters_of_peft_train_and_merge_as_written(page, tmp_path, monkeypatch
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 1, "num_key_value_heads": 1}
     config = transformers.LlamaConfig(vocab_size=32, num_hidden_layers=2, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained("folder-of-a-model")
-    _, adapting, merging = blocks(page)
+    _, adapting, _, merging = blocks(page)
     scope = run(adapting, {"quire": quire, "torch": torch})
     model, ids = scope["model"], torch.arange(8)[None]
     model(ids, labels=ids).loss.backward()

@@ -170,7 +170,7 @@ def _kind(layer: LayerReport, recipe: str | None, mixed: bool) -> tuple[str, ...
     )
     own = f"recipe: {layer.recipe or _OF_AUTOCAST}" if layer.converted and layer.recipe != recipe else ""
     use = ("for inference" if layer.for_inference else "for training") if mixed and layer.converted else ""
-    kept = f"as it was: {layer.kept}" if own and layer.kept else ""
+    kept = f"unchanged by the last conversion: {layer.kept}" if own and layer.kept else ""
     left = f"left: {layer.why_not}" if layer.why_not else ""
     fixed = f"no longer computed: {layer.computed}" if layer.computed else ""
     return (

@@ -285,11 +285,14 @@ def test_the_report_of_a_second_conversion_has_the_layers_of_the_first():
     text = {name: layer.recipe for layer in report.converted for name in layer.names}
     nvfp4, mxfp8 = NVFP4.linear_spec(), recipes.MXFP8BlockScaling().linear_spec()
     assert text == {"0.up": nvfp4, "0.down": nvfp4, "1.up": mxfp8, "1.down": nvfp4} and not report.left
-    assert f"0.down ... 1.down  512 -> 256 x 2  recipe: {nvfp4}  as it was: the filter says so" in str(report)
+    assert (
+        f"0.down ... 1.down  512 -> 256 x 2  recipe: {nvfp4}  unchanged by the last conversion: the filter says so"
+        in str(report)
+    )
     model[0].up.recipe = None  # as of a layer that was made without one
     quire.convert(model, "mxfp8", lambda module, name: name == "1.up")
-    said = "256 -> 512  recipe: that of quire.autocast, if there is one  as it was: the filter says so"
-    assert said in str(quire.conversion_report(model))
+    said = "  recipe: that of quire.autocast, if there is one  unchanged by the last conversion: the filter says so"
+    assert f"256 -> 512{said}" in str(quire.conversion_report(model))
 
 
 class Mixture(torch.nn.Module):
