@@ -170,10 +170,34 @@ def _named(paths: list[str]) -> str:
     return f"{', '.join(patterns[:_NAMES])}{more} ({len(paths)} layers)"
 
 
+#: A number within brackets.
+_SIZE = re.compile(r"\d+(?=[^\[\]]*\])")
+
+
 def _counts(lines: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Each line, and how often it stands there in a row."""
-    for line, same in itertools.groupby(lines):
-        yield line, len(list(same))
+    """Each line, and how often it stands there in a row. Lines of experts, which differ in the number of tokens alone,
+    are one line: `[10 to 23, 64]`."""
+    for _, alike in itertools.groupby(lines, lambda line: _SIZE.sub("", line)):
+        run: list[str] = []
+        for line in alike:
+            if run and not _differ_in_one([*run, line]):
+                yield _range(run), len(run)
+                run = []
+            run.append(line)
+        yield _range(run), len(run)
+
+
+def _differ_in_one(lines: Sequence[str]) -> bool:
+    """Whether one size explains all differences of lines, in however many places it stands."""
+    columns = set(zip(*map(_SIZE.findall, lines), strict=True))
+    return sum(len(set(column)) > 1 for column in columns) <= 1
+
+
+def _range(lines: Sequence[str]) -> str:
+    """The line of several, from the smallest to the largest size."""
+    sizes = [sorted(set(column), key=int) for column in zip(*map(_SIZE.findall, lines), strict=True)]
+    shown = iter(f"{each[0]} to {each[-1]}" if len(each) > 1 else each[0] for each in sizes)
+    return _SIZE.sub(lambda _: next(shown), lines[0])
 
 
 # Products of PyTorch, as they arrive below autograd.

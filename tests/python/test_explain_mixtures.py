@@ -146,6 +146,22 @@ def test_what_runners_quantize_is_counted():
     assert outside.isfinite().all()
 
 
+def test_the_experts_of_a_mixture_share_the_line_of_a_step():
+    torch.manual_seed(0)
+    mixture, x = quire.MoE(64, 64, 8, 2), torch.randn(64, 64)
+    with quire.autocast(recipe="mxfp8"):
+        found = quire.explain(mixture, x)
+    first = [step for step in found.products if step.name == "fprop"][:8]
+    tokens = [step.operands[0].outer for step in first]
+    assert sum(tokens) == 128 and len(set(tokens)) > 1
+    if len({step.kernel for step in first}) == 1:
+        said = f"fprop   gemm mxfp8:nan rowwise [{min(tokens)} to {max(tokens)}, 64] x mxfp8:nan rowwise [128, 64]"
+        assert f"\n  {said} to float32: kernel {first[0].kernel} x 8\n" in str(found)
+        assert len(str(found).splitlines()) < 45
+    router = [line for line in str(found).splitlines() if "aten.mm" in line]
+    assert len(router) == 3 and not any(" to " in line for line in router)  # three different matmuls
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_routing_and_permutation_are_steps(gradients):
     torch.manual_seed(1)
