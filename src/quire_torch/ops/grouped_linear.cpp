@@ -80,7 +80,8 @@ op::OptionalTensorList saved_buffers_of_w(op::OptionalTensorList w_buffers, Dire
         " is given without ", quire::kBufferNames[first],
         ", which the gradient of x needs. If it was quantized for inference, run the model under torch.no_grad(); "
         "to get gradients of x (adapters, LoRA), convert it with quire.convert(..., for_inference=True, "
-        "gradients=\"input\"), and run it outside of quire.autocast");
+        "gradients=\"input\"), and run it outside of quire.autocast. Recipes with x=none or backward=dequantized give "
+        "these gradients too");
     if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
   }
   return w_buffers;
