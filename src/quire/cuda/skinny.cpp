@@ -14,15 +14,15 @@ constinit const Kernel kCodes{"skinny_rows", "skinny_codes"}, kPlain{"skinny_row
 constinit const Kernel kFinish{"skinny", "skinny_finish"};
 
 /// Of one kind of weights, by rows.
-struct Kernels {
+struct KernelPair {
   Kernel narrow, wide;
 };
-constinit const Kernels kF32{{"skinny", "skinny_f32_16"}, {"skinny", "skinny_f32_64"}};
-constinit const Kernels kE8m0{{"skinny", "skinny_e8m0_16"}, {"skinny", "skinny_e8m0_64"}};
-constinit const Kernels kPackedE8m0{{"skinny", "skinny_packed_e8m0_16"}, {"skinny", "skinny_packed_e8m0_64"}};
-constinit const Kernels kTwoLevel{{"skinny", "skinny_two_level_16"}, {"skinny", "skinny_two_level_64"}};
+constinit const KernelPair kF32{{"skinny", "skinny_f32_16"}, {"skinny", "skinny_f32_64"}};
+constinit const KernelPair kE8m0{{"skinny", "skinny_e8m0_16"}, {"skinny", "skinny_e8m0_64"}};
+constinit const KernelPair kPackedE8m0{{"skinny", "skinny_packed_e8m0_16"}, {"skinny", "skinny_packed_e8m0_64"}};
+constinit const KernelPair kTwoLevel{{"skinny", "skinny_two_level_16"}, {"skinny", "skinny_two_level_64"}};
 
-const Kernels& kernels_of(const QuantSpec& w) {
+const KernelPair& kernels_of(const QuantSpec& w) {
   switch (w.row().scale) {
     case ScaleKind::f32:
       return kF32;
@@ -85,7 +85,7 @@ Grid grid_of_rows(const Places& groups, int64_t contraction) {
 
 /// The products, of rows that are there.
 void multiply(SkinnyJob job, SkinnyKernel kernel, const Context& context) {
-  const Kernels& kernels = kernels_of(job.w.all.spec);
+  const KernelPair& kernels = kernels_of(job.w.all.spec);
   const int64_t columns = job.out.all.cols, count = job.groups.count;
   if (kernel == SkinnyKernel::narrow) {
     const Grid grid = grid_of(ceil_div(columns, kSkinnyColumns) * kSkinnyThreads, kSkinnyThreads);

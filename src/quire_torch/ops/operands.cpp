@@ -156,10 +156,10 @@ template std::array<op::Result<c10::SymInt>, 3> rows_results(const quire::QuantS
                                                              const quire::GroupSizes<c10::SymInt>&, bool, Direction,
                                                              bool);
 
-FlatSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, Direction direction,
-                   const char* what) {
+FlatBuffers flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, Direction direction,
+                      const char* what) {
   const std::array dtypes{at::kByte, spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};
-  FlatSide out;
+  FlatBuffers out;
   std::array<void*, 3> memory{};
   for (size_t i = 0; i < 3; ++i) {
     const at::Tensor& t = three[i];
@@ -198,7 +198,7 @@ quire::Operand operand_of(const GivenGroups& given, const char* what) {
           .what = what};
 }
 
-quire::Operand with_side(quire::Operand operand, const FlatSide& from) {
+quire::Operand with_side(quire::Operand operand, const FlatBuffers& from) {
   const auto& [data, scale, amax] = from.side;
   operand.data = data, operand.scale = scale, operand.amax = amax, operand.room = from.room;
   return operand;
@@ -266,7 +266,7 @@ void GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
   only_[static_cast<size_t>(direction)] = present_side(buffers_[first], buffers_[first + 1], buffers_[first + 2]);
 }
 
-FlatSide GroupedCodes::side(Direction direction) const {
+FlatBuffers GroupedCodes::side(Direction direction) const {
   const size_t first = quire::first_buffer(direction);
   if (!buffers_[first].defined()) return {};
   if (quire::is_one(groups_)) return {only_[static_cast<size_t>(direction)]};
@@ -278,7 +278,7 @@ GroupedCodes::GroupedCodes(const quire::Matrix& x, std::span<const quire::Matrix
     : spec_(q.spec), groups_(groups), cols_(x.cols), what_(q.what) {
   if (q.rowwise) allocate(Direction::rowwise, q);
   if (q.columnwise) allocate(Direction::columnwise, q);
-  const FlatSide rowwise = side(Direction::rowwise), columnwise = side(Direction::columnwise);
+  const FlatBuffers rowwise = side(Direction::rowwise), columnwise = side(Direction::columnwise);
   quire::quantize({.spec = spec_,
                    .x = x,
                    .rowwise = rowwise.side,

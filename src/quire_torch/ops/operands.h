@@ -120,14 +120,14 @@ std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const 
                                             bool has_offsets, quire::Direction direction, bool wanted);
 
 /// Flat buffers of one direction of groups, and the elements they have room for.
-struct FlatSide {
+struct FlatBuffers {
   quire::Side side{};
   quire::BufferCounts<int64_t> room{};
 };
 
 /// Those in three tensors. Throws unless they are contiguous, of the dtypes of `spec`. what: "op: argument".
-FlatSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, quire::Direction direction,
-                   const char* what);
+FlatBuffers flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, quire::Direction direction,
+                      const char* what);
 
 /// The scales of a slot, one for each group, in the scales of a state of delayed scaling; null if there is none. Throws
 /// unless it is float32 [slots * groups].
@@ -193,7 +193,7 @@ class GroupedCodes {
 
  private:
   void allocate(quire::Direction direction, const GroupedRole& q);
-  FlatSide side(quire::Direction direction) const;
+  FlatBuffers side(quire::Direction direction) const;
 
   quire::QuantSpec spec_;
   quire::RowGroups groups_;

@@ -50,7 +50,7 @@ enum class WayOfX {
 };
 
 /// How operands come to the product of a rank, and y from it.
-struct Plan {
+struct Exchange {
   WayOfX x = WayOfX::as_it_is;
   bool quantizes_w = false;  ///< before the product, for the reasons of WayOfX::quantized_first
   bool x_arrives = false;    ///< x is multiplied rank by rank, as it comes
@@ -60,25 +60,26 @@ struct Plan {
   bool has_pieces() const { return x_arrives || y_in_pieces; }
 };
 
-Plan plan_of(const ParallelLinear::Args& call) {
+Exchange exchange_of(const ParallelLinear::Args& call) {
   const Parallel& sharding = **call.parallel;
   const quire::LinearSpec* recipe = call.recipe->has_value() ? &**call.recipe : nullptr;
   const bool codes = recipe && !recipe->weight_only;
   // Whether parts of x of so many rows each have the codes of the whole.
   const auto whole_blocks = [&](const c10::SymInt& rows) { return gathers_codes(recipe->x, Direction::rowwise, rows); };
-  Plan plan;
+  Exchange exchange;
   if (sharding.gathers_x()) {
-    plan.x = codes && whole_blocks(rows_of(call.x)) ? WayOfX::gathered_codes : WayOfX::gathered_values;
-    plan.x_arrives = sharding.ring && (plan.quantizes_x() || !codes);
+    exchange.x = codes && whole_blocks(rows_of(call.x)) ? WayOfX::gathered_codes : WayOfX::gathered_values;
+    exchange.x_arrives = sharding.ring && (exchange.quantizes_x() || !codes);
   } else {
-    plan.y_in_pieces = sharding.ring && (!codes || whole_blocks(rows_of(call.x) / sharding.group.size));
-    if (codes &&
-        (plan.y_in_pieces || call.input_scale || (!call.fwd_scale && needs_reduction(recipe->x, sharding.axis_of_x()))))
-      plan.x = WayOfX::quantized_first;
+    exchange.y_in_pieces = sharding.ring && (!codes || whole_blocks(rows_of(call.x) / sharding.group.size));
+    if (codes && (exchange.y_in_pieces || call.input_scale ||
+                  (!call.fwd_scale && needs_reduction(recipe->x, sharding.axis_of_x()))))
+      exchange.x = WayOfX::quantized_first;
   }
-  plan.quantizes_w = recipe && call.w_buffers.empty() &&
-                     (plan.has_pieces() || (!call.fwd_scale && needs_reduction(recipe->w, sharding.axis_of_w())));
-  return plan;
+  exchange.quantizes_w =
+      recipe && call.w_buffers.empty() &&
+      (exchange.has_pieces() || (!call.fwd_scale && needs_reduction(recipe->w, sharding.axis_of_w())));
+  return exchange;
 }
 
 /// What the product of this rank multiplies.
@@ -137,13 +138,13 @@ void keep_x(const ParallelLinear::Args& call, const Part& x, const op::Tensors<6
 }
 
 /// Gives the product codes of x, of all tokens.
-void give_codes(const ParallelLinear::Args& call, const Plan& plan, const Part& x, const op::Tensors<6>& codes,
+void give_codes(const ParallelLinear::Args& call, const Exchange& exchange, const Part& x, const op::Tensors<6>& codes,
                 Operands& operands) {
   const Group& group = (*call.parallel)->group;
   DirectionBuffers rows{codes[0], codes[1], codes[2]};
   if (call.fwd_scale) operands.x_amax = codes[2];
-  if (plan.x == WayOfX::gathered_codes) {
-    if (plan.x_arrives)
+  if (exchange.x == WayOfX::gathered_codes) {
+    if (exchange.x_arrives)
       operands.arrivals.emplace(rows, x.spec, group, x.scale.has_value());
     else
       rows = gather(rows, x.spec, Direction::rowwise, group, x.scale.has_value());
@@ -153,10 +154,10 @@ void give_codes(const ParallelLinear::Args& call, const Plan& plan, const Part& 
 }
 
 /// Gives the product x of all tokens, whose values are gathered; keeps: whether backward needs it.
-void give_values(const ParallelLinear::Args& call, const Plan& plan, bool keeps, Operands& operands) {
+void give_values(const ParallelLinear::Args& call, const Exchange& exchange, bool keeps, Operands& operands) {
   const Group& group = (*call.parallel)->group;
   const at::Tensor own = agreed(call.x);
-  if (plan.x_arrives)
+  if (exchange.x_arrives)
     operands.arrivals.emplace(own, group);
   else
     operands.product.x = gather(own, group);
@@ -175,20 +176,20 @@ void give_w(const ParallelLinear::Args& call, const Part& w, const op::Tensors<6
   if (call.fwd_scale) operands.w_amax = codes[2];
 }
 
-Operands operands_of(const ParallelLinear::Args& call, const Plan& plan, op::Needs need) {
+Operands operands_of(const ParallelLinear::Args& call, const Exchange& exchange, op::Needs need) {
   const Parallel& sharding = **call.parallel;
   Operands operands{.product = own_product(call)};
   if (sharding.sums_y() && call.recipe->has_value()) operands.product.dtype = partial_dtype(sharding, call.dtype);
-  if (plan.x == WayOfX::gathered_values) give_values(call, plan, need[kW], operands);
+  if (exchange.x == WayOfX::gathered_values) give_values(call, exchange, need[kW], operands);
   std::vector<Part> parts;  // whose amaxes are reduced together
-  if (plan.quantizes_x()) parts.push_back(part_of_x(call, need));
-  if (plan.quantizes_w) parts.push_back(part_of_w(call, need));
+  if (exchange.quantizes_x()) parts.push_back(part_of_x(call, need));
+  if (exchange.quantizes_w) parts.push_back(part_of_w(call, need));
   const std::vector<op::Tensors<6>> codes = quantize_parts(parts, sharding.group);
-  if (plan.quantizes_x()) {
+  if (exchange.quantizes_x()) {
     if (need[kW]) keep_x(call, parts.front(), codes.front(), operands);
-    give_codes(call, plan, parts.front(), codes.front(), operands);
+    give_codes(call, exchange, parts.front(), codes.front(), operands);
   }
-  if (plan.quantizes_w) give_w(call, parts.back(), codes.back(), operands);
+  if (exchange.quantizes_w) give_w(call, parts.back(), codes.back(), operands);
   return operands;
 }
 
@@ -270,12 +271,12 @@ at::Tensor sum_of_pieces(const ParallelLinear::Args& call, const Operands& opera
 
 /// The results of linear_fwd of this rank, of which there is only y where there were several products, and what is kept
 /// of x.
-std::pair<op::Tensors<7>, DirectionBuffers> multiply(const ParallelLinear::Args& call, const Plan& plan,
+std::pair<op::Tensors<7>, DirectionBuffers> multiply(const ParallelLinear::Args& call, const Exchange& exchange,
                                                      const Operands& operands, op::Needs need) {
-  if (plan.has_pieces()) {
+  if (exchange.has_pieces()) {
     const auto absent = [&] { return call.x.new_empty({0}, at::kFloat); };
     op::Tensors<7> results;
-    results[0] = plan.x_arrives ? product_of_arrivals(call, operands) : sum_of_pieces(call, operands);
+    results[0] = exchange.x_arrives ? product_of_arrivals(call, operands) : sum_of_pieces(call, operands);
     const DirectionBuffers x = values_alone(need[kW] ? call.x : absent());
     results[3] = absent(), results[6] = absent();
     return {std::move(results), x};
@@ -300,21 +301,21 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
                                     .out_features = call.w.sym_size(0),
                                     .recipe = call.recipe,
                                     .parallel = call.parallel});
-  const Plan plan = plan_of(call);
-  const Operands operands = operands_of(call, plan, need);
-  const auto [results, x] = multiply(call, plan, operands, need);
+  const Exchange exchange = exchange_of(call);
+  const Operands operands = operands_of(call, exchange, need);
+  const auto [results, x] = multiply(call, exchange, operands, need);
   GroupedLinear::Args known = mode_of(call.recipe) == Backward::high_precision ? own_product(call) : operands.product;
   known.dtype = call.dtype;
   Saved kept{GroupedLinear::saved(known, operands.kept_x.value_or(x), results, need), call.part, call.parallel,
              std::move(layer), operands.keeps_x_itself};
-  const at::Tensor y = plan.y_in_pieces ? results[0] : whole_y(call, results[0]);
+  const at::Tensor y = exchange.y_in_pieces ? results[0] : whole_y(call, results[0]);
   at::Tensor x_amax = results[3], w_amax = results[6];
   if (call.fwd_scale) {
     const Parallel& sharding = **call.parallel;
-    const int axis_of_x = plan.x == WayOfX::gathered_values ? -1 : sharding.axis_of_x();
-    x_amax = reduced(plan.quantizes_x() ? operands.x_amax : x_amax, axis_of_x, sharding.group);
+    const int axis_of_x = exchange.x == WayOfX::gathered_values ? -1 : sharding.axis_of_x();
+    x_amax = reduced(exchange.quantizes_x() ? operands.x_amax : x_amax, axis_of_x, sharding.group);
     if (call.w_buffers.empty())
-      w_amax = reduced(plan.quantizes_w ? operands.w_amax : w_amax, sharding.axis_of_w(), sharding.group);
+      w_amax = reduced(exchange.quantizes_w ? operands.w_amax : w_amax, sharding.axis_of_w(), sharding.group);
   }
   return {{y, x_amax, w_amax}, std::move(kept)};
 }

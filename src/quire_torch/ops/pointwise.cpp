@@ -236,10 +236,10 @@ void activate_groups(const ActivationArgs& a, op::Tensors<7>& out, const quire::
   clear_carrier(a.out(), out[0]);
   const quire::QuantSpec spec = a.spec->value_or(quire::QuantSpec{});
   const auto side_of = [&](size_t first, quire::Direction direction, bool wanted) {
-    return wanted ? flat_side(std::span(out).subspan(first, 3), spec, direction, "activation") : FlatSide{};
+    return wanted ? flat_side(std::span(out).subspan(first, 3), spec, direction, "activation") : FlatBuffers{};
   };
-  const FlatSide rowwise = side_of(1, quire::Direction::rowwise, a.rowwise),
-                 columnwise = side_of(4, quire::Direction::columnwise, a.columnwise);
+  const FlatBuffers rowwise = side_of(1, quire::Direction::rowwise, a.rowwise),
+                    columnwise = side_of(4, quire::Direction::columnwise, a.columnwise);
   void* y = a.out().has_y() ? out[0].mutable_data_ptr() : nullptr;
   quire::activation({.activation = *a.activation,
                      .x = x.matrix(),
