@@ -342,7 +342,7 @@ class MoE(ShownName, Float32Buffers):
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input
         self.routing = routing
-        self._routing = routing_text(top_k, **{name: routing[name] for name in routing if name != "capacity"})
+        self._read_routing()
         _check_exchange(ep_capacity, ep_overflow, ep_dispatch, ep_group is not None)
         self.expert_group = None if ep_group is None else ExpertGroup.of("quire.MoE", ep_group, num_experts)
         self.ep_capacity, self.ep_overflow, self.ep_dispatch = ep_capacity, ep_overflow, ep_dispatch
@@ -385,6 +385,8 @@ class MoE(ShownName, Float32Buffers):
                 self.check_float32("quire.MoE", "expert_bias")
             tokens = x.reshape(-1, self.hidden_size)
             logits = self.router(tokens)
+            if self._routing_read != (self.top_k, self.routing):
+                self._read_routing()
             weights, ids = route(logits, self.expert_bias, self._routing)
             load = tokens_per_expert(ids, self.num_experts) if return_routing else None  # dropped entries count
             if self.routing.get("capacity") is not None:
@@ -397,6 +399,14 @@ class MoE(ShownName, Float32Buffers):
         except Exception as error:
             name_layer(error, self)
             raise
+
+    def _read_routing(self) -> None:
+        """Makes the operator's text of top_k and routing, and remembers what they were: they can be assigned to. Raises
+        the errors of route() for values that it does not take."""
+        _check(self.num_experts, self.top_k, self.routing)
+        options = {name: value for name, value in self.routing.items() if name != "capacity"}
+        self._routing = routing_text(self.top_k, **options)
+        self._routing_read = self.top_k, dict(self.routing)
 
     @property
     def recipe(self) -> None:

@@ -261,6 +261,20 @@ def test_the_bias_of_experts_moves_the_choice_only():
     assert_rounded(routing.topk_weights, exact, exact, 18)  # roundings_of_weights, of sigmoids
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_routing_that_is_changed_afterwards_counts(compiled, compiler):
+    layer, x = layer_of(renormalize=False), tokens(9)
+    forward = compiler(layer) if compiled else layer
+    forward(x)
+    layer.top_k, layer.routing["score_function"], layer.routing["renormalize"] = 3, "sigmoid", True
+    expected = quire.MoE(64, 96, 5, 3, score_function="sigmoid", renormalize=True)
+    expected.load_state_dict(layer.state_dict())
+    assert torch.equal(forward(x), expected(x))
+    layer.top_k = 99
+    with pytest.raises(ValueError, match="top_k must be from 1 to num_experts = 5, got 99"):
+        layer(x)
+
+
 def test_the_balancing_loss_reaches_the_router():
     layer, x = layer_of(), tokens(64)
     _, routing = layer(x, return_routing=True)
