@@ -111,7 +111,7 @@ bool refuses_norm_grad(const NormGradProblem& p, const Context& context, Refusal
       (p.dx.data && refuses_vectors("dx", p.dx, p.x.dtype, refusal)))
     return true;
   if (!is_aligned(p.gamma.data)) return refused(refusal, "takes a gamma that begins at a multiple of 16 bytes");
-  return refuses_length(p.x, 2, context, refusal);
+  return p.dx.data && refuses_length(p.x, 2, context, refusal);  // sums over rows need no row
 }
 
 /// x, and what it is made of or made to: a gated one has two halves, each of whole vectors.
