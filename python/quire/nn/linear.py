@@ -10,9 +10,9 @@ from quire.checks import check_type_or_none, with_known_options
 from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
 from quire.distributed.placements import is_dtensor, layout_of, sharding_of, torchs_result
-from quire.functional import grouped_linear, linear, linear_prequantized
+from quire.functional import grouped_linear, input_buffers, linear, linear_prequantized
 from quire.nn.layer_base import check_factory, initialise, is_any_autocast_enabled, name_layer, uses_torch_autocast
-from quire.nn.product import Product, active_call
+from quire.nn.product import Product, active_call, static_scale
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import LinearSpec
@@ -211,7 +211,7 @@ class Linear(ProductModule, torch.nn.Linear):
             dtype = torch.get_autocast_dtype(x.device.type)
         elif weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
             return None
-        if recipe.static_input or self.save_original_input:
+        if self.save_original_input or (recipe.static_input and unquantized):
             return None
         specs = recipe.batch_invariant_specs if is_batch_invariant_enabled() else recipe.specs
         if recipe.delayed_operands and unquantized:
@@ -255,8 +255,11 @@ class Linear(ProductModule, torch.nn.Linear):
             or not same_codes(weight.spec_text, recipe.weight_spec)
         ):
             return None
-        text = specs.of_w(weight.spec_text).text
-        return linear_prequantized(x, weight.carrier(), bias, text, dtype, w_buffers=weight.buffer_list())
+        specs, x_buffers = specs.of_w(weight.spec_text), ()
+        if recipe.static_input:
+            x_buffers = input_buffers(x, specs.x, static_scale(self, "", specs, needs_dw=False), None, False)
+        codes, carrier = weight.buffer_list(), weight.carrier()
+        return linear_prequantized(x, carrier, bias, specs.text, dtype, x_buffers=x_buffers, w_buffers=codes)
 
     def extra_repr(self) -> str:
         sharded = "" if self.parallel is None else f", parallel={self.parallel.text!r}"
