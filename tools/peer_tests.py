@@ -59,7 +59,7 @@ RULES = (
     (r"no attribute '(fp8_meta_tensors_initialized|get_quantizer|fsdp_extract_buffers)'", "internals"),
     # What its layers note for a recomputation.
     (r"copy_forward_fp8_meta_tensors_for_recompute|global_fp8_buffer_pos", "internals"),
-    (r"DocumentedName|AttributeError: .* is not available: ", "documented"),
+    (r"DocumentedName|(Attribute|ModuleNotFound)Error: .* is not available: ", "documented"),
     (r"no attribute 'quantizers'", "documented"),  # layers have none
     # Plain single parameters of a GroupedLinear are plain.
     (r"'Parameter' object has no attribute '(rowwise_data|(split_into_)?quantized_tensors)'", "documented"),

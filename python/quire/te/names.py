@@ -140,7 +140,12 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        here = module_of(name) if name == self.package or name.startswith(f"{self.package}.") else None
+        if name != self.package and not name.startswith(f"{self.package}."):
+            return None
+        parent, _, last = name.rpartition(".")
+        if last in ABSENT:  # without a name, because importlib passes over a missing module that has the name asked for
+            raise ModuleNotFoundError(message(last, parent))
+        here = module_of(name)
         if here is None or importlib.util.find_spec(here) is None:
             return None
         return importlib.util.spec_from_loader(name, _Same(here))

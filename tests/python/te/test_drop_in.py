@@ -393,3 +393,18 @@ def test_modules_have_one_object_under_both_names():
     assert quire.te.attention.rope.__spec__.name == "quire.te.attention.rope"
     with pytest.raises(ImportError):
         import quire.te.pytorch.no_such_module  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import quire.te.pytorch.optimizers",
+        "from quire.te.pytorch.optimizers import FusedAdam",
+        "from quire.te.pytorch import optimizers",
+        "from quire.te import optimizers",
+    ],
+)
+def test_an_import_of_an_absent_name_says_what_to_use(statement):
+    with pytest.raises(ImportError, match=r"optimizers is not available: .* Use torch.optim.AdamW with fused=True"):
+        exec(statement, {})
+    assert not hasattr(quire.te.pytorch, "optimizers")
