@@ -66,7 +66,7 @@ constexpr std::array kIsas{
         &avx512_amx::kNvfp4, &avx512_amx::kMatmul},
     Isa{"avx512_bf16", std::span(kFeatures).last<10>(), &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
     Isa{"avx512_vnni", std::span(kFeatures).last<8>(), &avx512::kKernels, &avx512_vnni::kInt8},
-    Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},
+    Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels, &avx512_int8::kInt8},
     Isa{"avx2_vnni", kAvx2VnniFeatures, &avx2::kKernels, &avx2_vnni::kInt8},
     Isa{"avx2", std::span(kFeatures).last<3>(), &avx2::kKernels, &avx2_int8::kInt8},
 #elif defined(__aarch64__)

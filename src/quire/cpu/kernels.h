@@ -42,6 +42,9 @@ extern const Kernels kKernels;
 namespace avx2_vnni {
 extern const GemmKernel kInt8;
 }
+namespace avx512_int8 {
+extern const GemmKernel kInt8;
+}
 namespace avx512_vnni {
 extern const GemmKernel kInt8;
 }
