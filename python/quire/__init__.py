@@ -119,6 +119,9 @@ __all__ = [
 ]
 
 when_imported("peft.tuners.lora.layer", lambda layers: importlib.import_module("quire.integrations.peft").guard(layers))
+when_imported(
+    "torch.distributed.pipelining.stage", lambda stages: importlib.import_module("quire.nn.dry_runs").guard(stages)
+)
 OPENERS.append(lambda model, path: importlib.import_module("quire.io.into_model").fitted(model, path))
 
 #: Modules that are public beside these names.

@@ -61,12 +61,13 @@ def test_no_page_has_python_that_no_test_runs(root):
 
 
 @pytest.mark.slow
-def test_the_script_for_torchrun_trains_on_two_ranks(root, tmp_path, monkeypatch):
-    (script,) = re.findall(r"^```py\n(# sharded.py.*?)^```", (root / "docs/distributed.md").read_text(), re.S | re.M)
-    (tmp_path / "sharded.py").write_text(script)
+@pytest.mark.parametrize("name", ["sharded.py", "pipeline.py"])
+def test_a_script_for_torchrun_trains_on_two_ranks(root, tmp_path, monkeypatch, name):
+    (script,) = re.findall(rf"^```py\n(# {name}.*?)^```", (root / "docs/distributed.md").read_text(), re.S | re.M)
+    (tmp_path / name).write_text(script)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(root / "python"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "sharded.py"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]

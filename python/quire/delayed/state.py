@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 import weakref
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,15 @@ _ROWS = 1024
 #: Held while histories are made and while a step ends: tensors that another thread uses must not be replaced.
 STEPPING = threading.Lock()
 os.register_at_fork(before=STEPPING.acquire, after_in_parent=STEPPING.release, after_in_child=STEPPING.release)
+
+
+class Collected(NamedTuple):
+    """The attributes of a DelayedState that a call of its layer writes: copies."""
+
+    rule: Rule | None
+    usage: torch.Tensor
+    fwd_amax: torch.Tensor
+    bwd_amax: torch.Tensor
 
 
 class DelayedState:
@@ -145,6 +155,18 @@ class DelayedState:
 
     def _has(self, rows: int) -> bool:
         return self.fwd_history is not None and self.fwd_history.shape[0] >= rows
+
+    def collected(self) -> Collected:
+        """What calls of the layer have written since the last step, for restore()."""
+        return Collected(self.rule, self.usage.clone(), self.fwd_amax.clone(), self.bwd_amax.clone())
+
+    def restore(self, collected: Collected) -> None:
+        """Takes back what calls have written since collected(). Through .data: a backward pass that is still to come
+        has saved bwd_amax."""
+        self.rule = collected.rule
+        self.usage.data.copy_(collected.usage)
+        self.fwd_amax.data.copy_(collected.fwd_amax)
+        self.bwd_amax.data.copy_(collected.bwd_amax)
 
     def rule_text(self) -> str:
         """The text of the rule that the layer ran under last; "" if there is none."""

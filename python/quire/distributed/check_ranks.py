@@ -165,6 +165,8 @@ def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kin
         remedy = "They must make the same calls in the same order, with the same shapes, dtypes and recipes"
         if "tokens" in different:
             remedy += "; pad tokens, or leave some out, so that all ranks have as many"
+        if "amaxes" in different:
+            remedy += "; ranks with other layers, as in a pipeline, pass amax_reduction_group= to quire.autocast"
         if _DRAWN in different:
             remedy += "; for the same weights call torch.manual_seed with one seed in all before the model is made"
         raise RuntimeError(f"{caller}: the ranks of the group differ in {different}. {remedy}")
