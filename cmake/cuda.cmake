@@ -29,12 +29,12 @@ set(QUIRE_MODULES_OF_89 tiles_fp4 tiles_fp8)
 # the one on PATH may be a script.
 set(QUIRE_NVCC_CALL ${QUIRE_NVCC})
 if(QUIRE_CCACHE)
-  set(QUIRE_NVCC_CALL ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 "CCACHE_COMPILERCHECK=%compiler% --version" ${QUIRE_CCACHE}
-      ${QUIRE_NVCC} -c)
+  set(QUIRE_NVCC_CALL ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 "CCACHE_COMPILERCHECK=%compiler% --version"
+      ${QUIRE_CCACHE_CALL} ${QUIRE_NVCC} -c)
 endif()
 
-# quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/. OUTPUT.ptxas
-# holds what ptxas says of each kernel.
+# quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/, in the
+# current folder of the build. OUTPUT.ptxas holds what ptxas says of each kernel.
 function(quire_nvcc output source)
   cmake_path(GET output FILENAME name)
   set(script ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh)
@@ -42,7 +42,7 @@ function(quire_nvcc output source)
     OUTPUT ${output}
     BYPRODUCTS ${output}.ptxas
     COMMAND ${script} ${output} ${QUIRE_NVCC_CALL} ${QUIRE_NVCC_FLAGS} -Xptxas -v ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I
-            ${PROJECT_SOURCE_DIR}/tests -MD -MF ${output}.d -MT ${output} ${source} -o ${output}
+            ${PROJECT_SOURCE_DIR}/tests -MD -MF ${output}.d -MT ${name} ${source} -o ${output}
     DEPENDS ${source} ${script}
     DEPFILE ${output}.d
     COMMENT "Compiling ${name}"

@@ -375,3 +375,10 @@ def test_a_layer_within_a_layer_is_named_once():
     with pytest.raises(TypeError) as refused:
         under(lambda: quire.MoE(64, 64, 4)(x(dtype=torch.bfloat16)))
     assert len(refused.value.__notes__) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_an_error_within_a_trace_of_torch_jit_names_torch_export():
+    with pytest.raises(RuntimeError) as refused, torch.no_grad(), quire.autocast(recipe="mxfp8"):
+        torch.jit.trace(quire.LayerNormLinear(64, 64), (x(),))
+    assert "torch.export.export" in refused.value.__notes__[-1]

@@ -60,6 +60,8 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
             "The static scale of its inputs comes from sample data: quire.calibrate(model, batches).apply(model), or "
             "quire.quantize_model."
         )
+    elif torch.jit.is_tracing():
+        error.add_note("torch.jit cannot record all operators of quire: take torch.export.export.")
 
 
 def path_of(layer: torch.nn.Module) -> str:
