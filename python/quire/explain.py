@@ -459,7 +459,9 @@ def _steps(text: str) -> list[Step]:
             address = operand[-1]
             if operation in _QUANTIZING:
                 made[address] = operand
-            elif address in made and not made[address][0]:
+            elif address in made and made[address][0] not in ("", operand[0]):
+                del made[address]  # the memory was used again, for codes that another rank has sent
+            elif address in made:
                 made[address][0] = operand[0]  # a role is known once a product has read the codes
             operand.append(address in made)
     for head, operands, _ in steps:

@@ -247,8 +247,9 @@ The linked page also says which spec each kind of file can store.
 ## Ways to run
 
 Each layer gives the bits of eager mode in each of the ways below. The tests use these recipes: {recipes}.
-They run every layer and option in each way with one of the recipes. Beyond that they run every layer and option with
-each recipe, and every way with each recipe.
+Every pair is tested: a layer or option with a way, a layer or option with a recipe, and a way with a recipe. Not every
+triple is. *unbacked* compiles with a number of tokens that the compiler does not know (`mark_unbacked`). *meta, assign*
+makes the model on the meta device, and loads its state with `load_state_dict(..., assign=True)`.
 
 {ways}
 

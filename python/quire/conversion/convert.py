@@ -38,6 +38,7 @@ from quire.conversion.report import (
     left_parameters,
     milliseconds,
     notes_on_fast_paths,
+    other_parameters,
     remedy_of,
     untied_notes,
 )
@@ -409,16 +410,17 @@ def _nothing(
     plan: Plan,
 ) -> str:
     name = type(model).__name__
+    others = other_parameters(model, {each for its in found.values() for each in its})
     if not found:
-        return f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
+        none = f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
+        return "\n".join([none, *others])
     looked_at = [LayerReport(tuple(its), *_sizes(layer), str(why_not[layer])) for layer, its in found.items()]
     remedies = dict.fromkeys(filter(None, map(remedy_of, why_not.values())))
     none = "the linear layer" if len(found) == 1 else f"none of the {len(found)} linear layers"
     does = "does not qualify" if len(found) == 1 else "qualifies"
     follow = "The reason follows" if len(found) == 1 else "The reasons follow"
-    return f"convert: nothing to convert: {none} of {name} {does}. {'. '.join(remedies) or follow}\n" + "\n".join(
-        layer_lines(tuple(looked_at))
-    )
+    head = f"convert: nothing to convert: {none} of {name} {does}. {'. '.join(remedies) or follow}"
+    return "\n".join([head, *layer_lines(tuple(looked_at)), *others])
 
 
 @own_context()

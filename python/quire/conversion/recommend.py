@@ -24,9 +24,12 @@ _ALL_SLOWER = Reason("each would be more than 5 % slower on this machine", "Try 
 #: Recipe -> by how many percent it raises the perplexity of SmolLM2-135M (docs/language-model.md).
 PERPLEXITY = {
     "fp8_current": 2.9,
+    "fp8_block": 3.6,
     "mxfp8": 3.6,
     "nvfp4": 49.6,
+    "mxfp4": 273.0,
     "x=none,w=nvfp4": 24.4,
+    "x=none,w=mxfp4": 47.2,
     "x=nvfp4,w=mxfp8,dy=mxfp8": 18.9,
 }
 
@@ -64,7 +67,7 @@ class Recommendation:
         recipe: the name of the recommended recipe, or None if no recipe is better.
         layers: the number of layers that can be converted, those of at least min_features.
         estimates: high precision first, then the recipes, the fastest first, and for the goal "memory" the smallest;
-            last the recipes that convert no layer.
+            last the recipes that convert no layer, the one that would be the fastest first.
         equal: the names of the recipes that are as good as the best one for the goal: less than 5 % slower, or of the
             same size. `recipe` is one of them with the most bits, NVFP4 before MXFP4.
         dtypes: those of the weights of the layers, with which the recipes are compared.
@@ -210,7 +213,7 @@ def recommend(
         tokens,
         chosen.name if pays else None,
         len(layers),
-        (plain, *best, *(it for it in found if it.why_not)),
+        (plain, *best, *sorted((it for it in found if it.why_not), key=lambda it: it.seconds_of_all)),
         tuple(it.name for it in equal),
         dtypes,
         _autocast_of(layers[0].weight.device.type),

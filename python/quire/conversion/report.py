@@ -90,19 +90,19 @@ class ParameterReport:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """The changes that quire.convert made to a model. str() gives a table. The table has one line, with the first name
-    and the last, for all layers whose names differ only in numbers.
+    """The changes that the last quire.convert made to a model. str() gives a table. The table has one line, with the
+    first name and the last, for all layers whose names differ only in numbers.
 
     Attributes:
         model: the class of the model.
-        recipe: the text of the layers' own recipe, None without one.
+        recipe: the text of the recipe of this conversion, None without one. Each layer has its own in `layers`.
         layers: every torch.nn.Linear, in the model's order, including those that an earlier call converted.
         notes: what to know before the model runs.
         parameters: every parameter that a matmul may read and that stays in high precision, also of layers that were
             not converted.
         tokens: the rows of x in the calls that were timed, None without timing.
-        nbytes: the bytes of all tensors that the model holds, before and after: parameters, buffers, gradients and the
-            state of layers; memory that several share counts once.
+        nbytes: the bytes of all tensors that the model holds, before and after this conversion: parameters, buffers,
+            gradients and the state of layers; memory that several share counts once.
         untied: of parameters that shared memory before and no longer do, a named tuple each of the names that are codes
             now (quantized), the names that keep their values (others), and the bytes of the codes (nbytes).
         method: of quire.quantize_model, which made the codes; "rtn" rounds to nearest.
@@ -132,13 +132,15 @@ class ConversionReport:
         uses = [layer.for_inference for layer in self.converted]
         mixed = len(set(uses)) > 1
         of_each = f", {sum(uses)} for inference and {len(uses) - sum(uses)} for training" if mixed else ""
+        again = any(layer.kept for layer in self.converted)
         lines = [
             f"{self.model}: {len(uses)} of {counted(len(self.layers), 'linear layer')} {verb} quire's{of_each}",
-            f"recipe: {run}",
+            f"recipe: {run}" + (", of the last conversion" if again else ""),
         ]
         if self.nbytes is not None and any(layer.weight_bytes is not None for layer in self.converted):
             before, now = map(megabytes, self.nbytes)
-            lines.append(f"memory: {before} before, {now} now, of all that the model holds")
+            since = "before the last conversion" if again else "before"
+            lines.append(f"memory: {before} {since}, {now} now, of all that the model holds")
         if self.tokens is not None:
             lines.append(f"times: of one call of a layer with {counted(self.tokens, 'row')}, before and now")
         lines += [*layer_lines(self.layers, self.recipe, mixed), *_parameter_lines(self.parameters)]
@@ -207,6 +209,13 @@ def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
     for name, ((_, shape, owner), alike) in zip(names, groups.items(), strict=True):
         times = f" x {len(alike)}" if len(alike) > 1 else ""
         yield f"  {name:<{width}}  {list(shape)}{times} of {owner}: {percent(sum(p.share for p in alike))}"
+
+
+def other_parameters(model: torch.nn.Module, layers: set[str]) -> list[str]:
+    """The lines about parameters in high precision that a matmul may read, if some are of no layer of these names."""
+    left = left_parameters(model)
+    own = all(name.rpartition(".")[0] in layers for parameter in left for name in parameter.names)
+    return [] if own else list(_parameter_lines(left))
 
 
 def untied_notes(untied: tuple[Untied, ...]) -> Iterator[str]:

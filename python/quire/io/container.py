@@ -73,7 +73,7 @@ def _safe_open() -> Any:
     except ImportError as error:
         raise ImportError(
             "quire.io: reading checkpoints needs the package safetensors, which is not installed; "
-            "pip install 'quire[io]'"
+            "pip install safetensors"
         ) from error
     return safe_open
 

@@ -299,6 +299,8 @@ class Product:
             given["offsets"] = offsets
         x, specs, own_amax = self._x_operand(x, x_buffers, given)
         if isinstance(weights[0], QuantizedTensor):
+            if torch.is_grad_enabled() and x.requires_grad:
+                self._check_gradient_of_x()
             operands = [weight_operand(weight, (x, *biases), self.call.recipe) for weight in weights]
             given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
             weights = [weight for weight, _ in operands]
@@ -306,6 +308,19 @@ class Product:
         if self.call.recipe.delayed_operands:  # now that the arguments are known to fit
             self._collect(x_amax if own_amax is None else own_amax, w_amax)
         return y
+
+    def _check_gradient_of_x(self) -> None:
+        """Raises RuntimeError if the layer's own recipe gives this gradient, and the one that replaces it cannot."""
+        own, weight = self.module.recipe, self.weights[0]
+        if own is None or own.backward_override != "dequantized" or weight.columnwise_data is not None:
+            return
+        if self.specs.backward in ("", "requantized"):
+            raise RuntimeError(
+                f"quire.{type(self.module).__name__}: the recipe of quire.autocast, {type(self.call.recipe).__name__}, "
+                "replaces the recipe of this layer, and needs w with columnwise_data for the gradient of x. The layer "
+                f"has only rowwise codes ({weight.spec_text}), from which its own recipe computes this gradient: run "
+                'the model outside of quire.autocast (quire.convert with gradients="input", or weights only)'
+            )
 
     def _x_operand(
         self, x: torch.Tensor | QuantizedActivation, buffers: Buffers, given: dict[str, object]

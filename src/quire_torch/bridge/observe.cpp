@@ -19,6 +19,7 @@
 #include "quire/operations/operations.h"
 #include "quire_torch/bridge/copies.h"
 #include "quire_torch/bridge/records.h"
+#include "quire_torch/bridge/role.h"
 
 namespace quire_torch {
 namespace {
@@ -174,7 +175,8 @@ class Listener final : public quire::Observer {
 
  private:
   static void heard(const QuantizeProblem& p, const quire::Context& context) {
-    explain_step(quire::text("quantize\t", p.role), p, observe_sides(p.role, p, context), context);
+    const char* const role = NamedRole::of(p.role);
+    explain_step(quire::text("quantize\t", role), p, observe_sides(role, p, context), context);
   }
   static void heard(const GemmProblem& p, const quire::Context& context) {
     const std::string_view part = context.part;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "quire/spec/buffers.h"
+#include "quire_torch/bridge/role.h"
 #include "quire_torch/op/device.h"
 #include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/grouped_quantize.h"
@@ -194,6 +195,7 @@ std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const
   std::vector<op::Tensors<6>> codes;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& one = parts[i];
+    const NamedRole role(one.role);
     if (one.offsets) {
       codes.push_back(codes_of_groups(one, amaxes[i]));
       continue;
@@ -217,7 +219,8 @@ std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const
 std::vector<at::Tensor> quantize_weight_part(const at::Tensor& w, c10::string_view spec, c10::string_view parallel) {
   const Parallel p = Parallel::parse(parallel);
   const auto q = quantize_parts(
-      {{.t = w, .spec = quire::QuantSpec::parse(spec), .columnwise = true, .axis = p.axis_of_w()}}, p.group)[0];
+      {{.t = w, .spec = quire::QuantSpec::parse(spec), .role = "w", .columnwise = true, .axis = p.axis_of_w()}},
+      p.group)[0];
   return {q.begin(), q.end()};
 }
 

@@ -47,6 +47,7 @@ using OptionalParallelText = Interned<Optional<Parallel>>;
 struct Part {
   at::Tensor t;
   quire::QuantSpec spec;
+  const char* role = "";  ///< for observers: "x", "w" or "dy"
   bool rowwise = true, columnwise = false;
   int axis = -1;                            ///< as Parallel::axis_of_*
   op::OptionalTensor scale = std::nullopt;  ///< of delayed scaling, or given (the option `given`): float32 [1]

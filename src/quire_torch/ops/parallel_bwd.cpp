@@ -31,6 +31,7 @@ DirectionBuffers quantized_x(const ParallelSaved& s, bool columnwise, const at::
   const quire::QuantSpec& spec = spec_of_x(s);
   const auto codes = quantize_parts({{.t = whole_x(s, after),
                                       .spec = spec,
+                                      .role = "x",
                                       .rowwise = !columnwise,
                                       .columnwise = columnwise,
                                       .axis = sharding.gathers_x() ? -1 : sharding.axis_of_x(),

@@ -57,6 +57,7 @@ GroupedLinear::Args operands(const ParallelGroupedLinear::Args& call, op::Needs 
   if (quantizes_x)
     parts.push_back({.t = call.x,
                      .spec = recipe.x,
+                     .role = "x",
                      .columnwise = need[kW] && recipe.backward == Backward::quantized,
                      .axis = sharding.axis_of_x(),
                      .scale = call.input_scale,
@@ -65,6 +66,7 @@ GroupedLinear::Args operands(const ParallelGroupedLinear::Args& call, op::Needs 
   for (size_t e = 0; e < groups; ++e)
     parts.push_back({.t = member(call.w.tensors, e, 2),
                      .spec = recipe.w,
+                     .role = "w",
                      .columnwise = need[kX] && from_codes(recipe.backward),
                      .axis = sharding.axis_of_w()});
   const std::vector<op::Tensors<6>> codes = quantize_parts(parts, sharding.group);

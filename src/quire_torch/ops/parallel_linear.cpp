@@ -111,6 +111,7 @@ Part part_of_x(const ParallelLinear::Args& call, op::Needs need) {
                           (!sharding.gathers_x() || gathers_codes(recipe.x, Direction::columnwise, rows_of(call.x)));
   return {.t = call.x,
           .spec = recipe.x,
+          .role = "x",
           .columnwise = columnwise,
           .axis = sharding.axis_of_x(),
           .scale = call.input_scale ? call.input_scale : slot(call.fwd_scale, 0)};
@@ -120,6 +121,7 @@ Part part_of_w(const ParallelLinear::Args& call, op::Needs need) {
   const quire::LinearSpec& recipe = **call.recipe;
   return {.t = call.w,
           .spec = recipe.w,
+          .role = "w",
           .columnwise = need[kX] && from_codes(recipe.backward),
           .axis = (*call.parallel)->axis_of_w(),
           .scale = slot(call.fwd_scale, 1)};
@@ -163,8 +165,8 @@ void give_values(const ParallelLinear::Args& call, const Exchange& exchange, boo
     operands.product.x = gather(own, group);
   if (keeps) operands.kept_x = x_itself(call), operands.keeps_x_itself = true;
   if (!call.input_scale) return;
-  const auto codes =
-      quantize_parts({{.t = operands.product.x, .spec = (*call.recipe)->x, .scale = call.input_scale}}, group)[0];
+  const auto codes = quantize_parts(
+      {{.t = operands.product.x, .spec = (*call.recipe)->x, .role = "x", .scale = call.input_scale}}, group)[0];
   operands.product.x_buffers = rowwise_only({codes[0], codes[1], codes[2]});
 }
 

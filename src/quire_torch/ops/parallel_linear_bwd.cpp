@@ -39,6 +39,7 @@ void quantize(Dy& dy, const LinearBwd::Args& args, const Parallel& sharding, con
   const bool rowwise = needs_rows(args);
   const auto codes = quantize_parts({{.t = dy.values,
                                       .spec = spec,
+                                      .role = "dy",
                                       .rowwise = rowwise,
                                       .columnwise = needs_columns(args),
                                       .axis = dy.axis,

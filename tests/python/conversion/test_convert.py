@@ -289,10 +289,48 @@ def test_the_report_of_a_second_conversion_has_the_layers_of_the_first():
         f"0.down ... 1.down  512 -> 256 x 2  recipe: {nvfp4}  unchanged by the last conversion: the filter says so"
         in str(report)
     )
+    assert str(report).splitlines()[1] == f"recipe: {mxfp8}, of the last conversion"
     model[0].up.recipe = None  # as of a layer that was made without one
     quire.convert(model, "mxfp8", lambda module, name: name == "1.up")
     said = "  recipe: that of quire.autocast, if there is one  unchanged by the last conversion: the filter says so"
     assert f"256 -> 512{said}" in str(quire.conversion_report(model))
+
+
+def test_the_memory_of_a_second_conversion_is_that_of_before_it():
+    model = quire.convert(blocks(2), NVFP4, lambda module, name: name != "1.up", for_inference=True, tokens=None)
+    before, now = quire.conversion_report(model).nbytes
+    assert "MB before, " in str(quire.conversion_report(model))
+    quire.convert(model, "mxfp8", lambda module, name: name == "1.up", for_inference=True, tokens=None)
+    report = quire.conversion_report(model)
+    assert before > now == report.nbytes[0] > report.nbytes[1]
+    assert f"memory: {now / 1e6:.3g} MB before the last conversion, " in str(report)
+
+
+def test_an_error_names_parameters_that_are_of_no_layer_as_a_report_does():
+    attention = torch.nn.MultiheadAttention(256, 4)
+    in_high_precision = [
+        "in high precision, 100.0 % of the weights that matmuls may read:",
+        "  in_proj_weight   [768, 256] of MultiheadAttention: 75.0 %",
+        "  out_proj.weight  [256, 256] of NonDynamicallyQuantizableLinear: 25.0 %",
+    ]
+    with pytest.raises(ValueError, match="nothing to convert") as raised:
+        quire.convert(attention, "mxfp8")
+    assert str(raised.value).splitlines()[2:] == in_high_precision
+    with pytest.raises(ValueError, match="Experts has no torch.nn.Linear") as raised:
+        quire.convert(Experts(), "mxfp8")
+    assert str(raised.value).splitlines()[1:] == [
+        "in high precision, 100.0 % of the weights that matmuls may read:",
+        "  weights  [4, 256, 256] of Experts: 100.0 %",
+    ]
+    with pytest.raises(ValueError, match="nothing to convert") as raised:
+        quire.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), "mxfp8")
+    assert "in high precision" not in str(raised.value)
+
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.zeros(4, 256, 256))
 
 
 class Mixture(torch.nn.Module):

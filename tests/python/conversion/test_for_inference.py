@@ -371,7 +371,7 @@ def test_recipes_of_ones_own_are_timed_beside_the_others(clock):
     clock(1.0, 0.5, 0.9, 0.9, 0.9, 2.0, 0.49, 0.3)
     found = quire.recommend(model, recipes=own)
     assert found.recipe == "x=none,w=nvfp4" and len(found.estimates) == 8
-    assert "no figure for x=mxfp8,w=nvfp4,dy=mxfp8, mxfp4, fp8_block" in str(found)
+    assert "no figure for x=mxfp8,w=nvfp4,dy=mxfp8\n" in str(found)
     assert "SmolLM2-135M: x=none,w=nvfp4 +24.4 %, " in str(found)
     columns = {line.index(" times as fast") for line in str(found).splitlines() if " times as fast" in line}
     assert len(columns) == 1  # whatever the length of a name
@@ -402,13 +402,20 @@ def test_what_a_recommendation_says_of_accuracy_is_what_was_measured(clock):
     row = r"^\| (?:only \w+: )?`([^`]+)` \| [\d.]+ \| ([\d.]+) ±"
     measured = dict(re.findall(row, table, re.MULTILINE))
     assert {name: f"{value:g}" for name, value in recommend.PERPLEXITY.items()} == measured
-    clock(*[1.0] * 8)
+    clock(*[1.0] * 9)
     own = [name for name in measured if "=" in name]
     found = str(quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)), recipes=own))
-    assert (
-        all(f"{name} +{value} %" in found for name, value in measured.items())
-        and "no figure for mxfp4, fp8_bl" in found
-    )
+    assert all(f"{name} +{value} %" in found for name, value in measured.items()) and "no figure for" not in found
+
+
+def test_recipes_that_convert_nothing_stand_last_in_the_order_of_their_speed(clock):
+    clock(1.0, 1.6, 0.5, 1.2, 1.4, 2.0)
+    found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)))
+    seconds = [it.seconds_of_all for it in found.estimates if it.why_not]
+    assert len(seconds) == 4 and [round(each / seconds[0], 3) for each in seconds] == [1.0, 1.167, 1.333, 1.667]
+    assert not any(it.why_not for it in found.estimates[:2])
+    speeds = re.findall(r"with all converted, ([\d.]+) times", str(found))
+    assert speeds == ["0.83", "0.71", "0.62", "0.50"]
 
 
 def test_no_recipe_is_recommended_where_none_pays(clock):

@@ -104,6 +104,18 @@ def test_a_model_that_is_converted_already_gets_gradients_by_another_call(equal_
     assert equal_bits(gradient(layer, x, dy), gradient(converted(linear(), "mxfp8", gradients="input"), x, dy))
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_a_recipe_of_autocast_that_needs_other_codes_is_named_as_the_cause(recipe, compiler):
+    layer, x = converted(linear(), recipe, gradients="input"), torch.randn(5, 64)
+    words = "quire.Linear: the recipe of quire.autocast, .*BlockScaling, replaces .*: run the model outside of"
+    for function in (layer, compiler(layer)):
+        with quire.autocast(recipe=recipe), pytest.raises(RuntimeError, match=words):
+            function(x.requires_grad_())
+    with quire.autocast(recipe="mxfp8"):
+        assert converted(linear(), "mxfp8", gradients="input")(torch.randn(5, 64)).shape == (5, 32)
+    assert gradient(layer, x.detach(), torch.randn(5, 32)).shape == x.shape
+
+
 def test_a_recipe_that_says_what_backward_needs_is_kept():
     for text in ("x=none,w=nvfp4,dy=none", "x=mxfp8,w=mxfp8,dy=mxfp8,backward=high_precision"):
         layer = converted(linear(), text, gradients="input")

@@ -175,6 +175,19 @@ def test_explain_says_whether_tokens_are_exchanged_in_pieces(group, tokens, in_p
         assert found[: len(wanted)] == wanted and (in_pieces or "broadcast" not in found)
 
 
+@pytest.mark.parametrize(("mode", "overlap"), list(itertools.product(MODES, (None, "ring"))))
+def test_what_a_rank_quantizes_has_its_role_though_others_read_the_codes(group, mode, overlap):
+    layer = quire.Linear(IN, OUT, parallel=Parallel(mode, group, True, overlap=overlap))
+    x = inputs(mode, True)
+    with quire.autocast(recipe="mxfp8"):
+        report = quire.explain(layer, x)
+        with quire.debug.statistics() as counts:
+            layer(x).sum().backward()
+    assert [step.name for step in report.quantizations] == ["x", "w", "dy"]
+    every = {(role, direction) for role in ("x", "w", "dy") for direction in ("rowwise", "columnwise")}
+    assert {(row.role, row.direction) for row in counts} == every
+
+
 def test_what_does_not_go_with_a_ring_is_said_in_words(group):
     with pytest.raises(ValueError, match="overlap must be None or 'ring', got 'tree'"):
         Parallel("column", group, True, overlap="tree")

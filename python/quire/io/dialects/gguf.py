@@ -54,7 +54,7 @@ class GgufFile:
             from gguf import GGUFReader
         except ImportError as error:
             raise ImportError(
-                "quire.io: reading GGUF files needs the package gguf, which is not installed; pip install 'quire[gguf]'"
+                "quire.io: reading GGUF files needs the package gguf, which is not installed; pip install gguf"
             ) from error
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
