@@ -459,8 +459,8 @@ def _steps(text: str) -> list[Step]:
             address = operand[-1]
             if operation in _QUANTIZING:
                 made[address] = operand
-            elif address in made and made[address][0] not in ("", operand[0]):
-                del made[address]  # the memory was used again, for codes that another rank has sent
+            elif address in made and _is_another(operand, made[address]):
+                del made[address]
             elif address in made:
                 made[address][0] = operand[0]  # a role is known once a product has read the codes
             operand.append(address in made)
@@ -471,6 +471,13 @@ def _steps(text: str) -> list[Step]:
         Step(*head, tuple(map(_operand, operands)), tuple(kernels), layer)
         for (head, operands, kernels), layer in zip(steps, layers, strict=True)
     ]
+
+
+def _is_another(read: list[str], made: list[str]) -> bool:
+    """Whether what a product reads is not what was quantized at its address: another role, or more elements. Then the
+    memory was used again, for codes of other ranks."""
+    (role, _, _, outer, contraction, *_), (of, _, _, *sizes) = read, made
+    return of not in ("", role) or int(outer) * int(contraction) > int(sizes[0]) * int(sizes[1])
 
 
 def _operand(fields: list) -> Operand:

@@ -260,3 +260,21 @@ def test_counting_that_begins_or_ends_during_another_threads_call_does_not_distu
     finally:
         done.set()
         other.join()
+
+
+def test_memory_that_was_used_again_is_not_what_was_quantized_there():
+    layer = quire.Linear(512, 32)
+
+    def call():
+        before, now = quire.quantize(torch.randn(64, 256), "mxfp8"), quire.quantize(torch.randn(64, 512), "nvfp4")
+        codes = now.buffers() | {"rowwise_data": before.rowwise_data}  # as if these bytes had come from another rank
+        x = quire.QuantizedTensor(now.spec, now.shape, now.dtype, **codes)
+        with torch.no_grad(), quire.autocast(recipe="x=nvfp4,w=nvfp4,dy=nvfp4"):
+            return layer(x)
+
+    with quire.debug.statistics() as counts:
+        call()
+    assert {(row.role, row.spec) for row in counts} == {("", "mxfp8"), ("", "nvfp4"), ("w", "nvfp4")}
+    explained = quire.explain(call)
+    assert [step.name for step in explained.quantizations] == ["", "", "w"]
+    assert [(operand.role, operand.made) for operand in explained.products[0].operands] == [("x", False), ("w", True)]

@@ -116,12 +116,13 @@ struct Counts {
     else
       unclaimed[codes] = {Key{role, spec, d}, count};
   }
-  void claim(const char* role, const void* codes) {
+  void claim(const char* role, const quire::Operand& read) {
     const std::lock_guard lock(mutex);
-    const auto found = unclaimed.find(codes);
-    if (found == unclaimed.end()) return;
+    const auto found = unclaimed.find(read.data);
+    // More than was quantized there: the memory has been used again, for codes of other ranks.
+    if (found == unclaimed.end() || read.outer * read.contraction > found->second.second.of.elements) return;
     std::get<0>(found->second.first) = role;
-    settle(codes);
+    settle(read.data);
   }
   /// The codes have been overwritten, or found their role.
   void settle(const void* codes) {
@@ -183,7 +184,7 @@ class Listener final : public quire::Observer {
     const std::string operands = p.in_groups() ? "" : operand_line(p.role.a, p.a) + operand_line(p.role.b, p.b);
     explain_step(quire::text("gemm\t", part, part.empty() ? "" : " ", p.role.name), p, operands, context);
     for (const auto& [role, operand] : {std::pair{p.role.a, &p.a}, std::pair{p.role.b, &p.b}}) {
-      if (counting()) counts().claim(role, operand->data);
+      if (counting()) counts().claim(role, *operand);
       if (recording()) record_read(role, operand->data);
     }
   }

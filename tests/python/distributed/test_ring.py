@@ -186,6 +186,10 @@ def test_what_a_rank_quantizes_has_its_role_though_others_read_the_codes(group, 
     assert [step.name for step in report.quantizations] == ["x", "w", "dy"]
     every = {(role, direction) for role in ("x", "w", "dy") for direction in ("rowwise", "columnwise")}
     assert {(row.role, row.direction) for row in counts} == every
+    # Of codes that came from other ranks none were quantized here, wherever they lie.
+    gathered = "x" if mode == "column" else "dy"
+    read = [operand for step in report.products for operand in step.operands if operand.role == gathered]
+    assert overlap or not any(operand.made for operand in read if operand.outer * operand.contraction == IN * TOKENS)
 
 
 def test_what_does_not_go_with_a_ring_is_said_in_words(group):
