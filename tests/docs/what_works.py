@@ -170,6 +170,11 @@ COLUMNS = (
         {},
     ),
     Column(
+        "training in [pipelines](distributed.md#pipelines)",
+        (Source("python.distributed.test_pipelining", "test_a_pipeline_trains_as_one_process"),),
+        {},
+    ),
+    Column(
         "training of [experts](moe.md)",
         (
             Source("python.distributed.test_expert_parallel", "test_results_are_those_of_one_process"),

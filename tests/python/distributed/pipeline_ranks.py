@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 from torch.distributed.pipelining import PipelineStage, schedules
 
+import every_recipe
 import quire
 from quire.distributed import data_parallel_rank
 
@@ -18,7 +19,7 @@ WIDTH, MICROBATCHES, TOKENS, STEPS = 64, 4, 8, 3
 
 @dataclass(frozen=True)
 class Case:
-    """schedule: the name of a class of PyTorch. shapes_given: whether the stage is told its shapes, so that PyTorch
+    """schedule: the name of a class of PyTorch. recipe: a name of every_recipe.py. shapes_given: whether the stage is told its shapes, so that PyTorch
     does not run it to learn them. wgrad: where gradients of weights go: "autograd"; "main_grad"; "delayed", until
     backward_dw()."""
 
@@ -94,12 +95,13 @@ def trains_as_one_process(rank: int, case: Case) -> None:
     for stage in (*parts, *whole):
         prepare(stage, case)
     part, schedule = parts[rank], schedule_of(parts[rank], case, rank)
+    recipe = every_recipe.TABLE[case.recipe]
     for _ in range(STEPS):
         x, target = torch.randn(MICROBATCHES * TOKENS, WIDTH), torch.randn(MICROBATCHES * TOKENS, WIDTH)
         losses: list[torch.Tensor] = []
-        with quire.autocast(recipe=case.recipe, amax_reduction_group=alone):
+        with quire.autocast(recipe=recipe, amax_reduction_group=alone):
             schedule.step(target=target, losses=losses) if rank else schedule.step(x)
-        with quire.autocast(recipe=case.recipe, amax_reduction_group=alone):
+        with quire.autocast(recipe=recipe, amax_reduction_group=alone):
             expected = one_after_the_other(whole, x, target, case)
         assert rank == 0 or [loss.item() for loss in losses] == expected
         found = gradients(part)

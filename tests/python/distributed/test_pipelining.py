@@ -11,14 +11,17 @@ GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "ScheduleGPipe", "Schedule1F1B", "ScheduleInte
 @pytest.mark.parametrize(
     ("schedule", "recipe", "shapes_given", "wgrad"),
     [
-        (GPIPE, "fp8_delayed", False, "autograd"),
+        (GPIPE, "delayed", False, "autograd"),
         (GPIPE, "nvfp4", True, "main_grad"),
         (GPIPE, "mxfp8", False, "delayed"),
+        (GPIPE, "weight_only", False, "autograd"),
         (ONE_F_ONE_B, "nvfp4", False, "autograd"),
-        (ONE_F_ONE_B, "fp8_delayed", False, "main_grad"),
+        (ONE_F_ONE_B, "delayed", False, "main_grad"),
         (ONE_F_ONE_B, "fp8_current", True, "delayed"),
-        (ZERO_BUBBLE, "fp8_delayed", True, "autograd"),
+        (ONE_F_ONE_B, "mxfp4", True, "autograd"),
+        (ZERO_BUBBLE, "delayed", True, "autograd"),
         (ZERO_BUBBLE, "mxfp8", False, "main_grad"),
+        (ZERO_BUBBLE, "fp8_block", True, "autograd"),
         # A zero-bubble schedule runs backward twice, and random numbers are drawn twice, but for this.
         (ZERO_BUBBLE, "nvfp4", False, "delayed"),
     ],
