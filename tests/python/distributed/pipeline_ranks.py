@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import distributed
-from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline, schedules
 
 import every_recipe
 import quire
@@ -109,6 +109,26 @@ def trains_as_one_process(rank: int, case: Case) -> None:
             assert torch.equal(found[name], wanted), (case, name)
         for parameter in (*part.parameters(), *whole.parameters()):
             parameter.grad = None
+
+
+def trains_when_traced(rank: int, recipe: str) -> None:
+    """One step of a pipeline that torch.export has cut the model into."""
+    case = Case("ScheduleGPipe", recipe, True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(layer for stage in stages(case) for layer in stage))
+    whole = copy.deepcopy(model)
+    x, target = torch.randn(MICROBATCHES * TOKENS, WIDTH), torch.randn(MICROBATCHES * TOKENS, WIDTH)
+    with quire.autocast(recipe=recipe):
+        cut = pipeline(model, (x[:TOKENS],), split_spec={"3": SplitPoint.BEGINNING})
+    schedule = schedules.ScheduleGPipe(cut.build_stage(rank, torch.device("cpu")), MICROBATCHES, loss_fn=loss_of)
+    losses: list[torch.Tensor] = []
+    schedule.step(target=target, losses=losses) if rank else schedule.step(x)
+    with quire.autocast(recipe=recipe):
+        expected = one_after_the_other(whole, x, target, case)
+    assert rank == 0 or [loss.item() for loss in losses] == expected
+    wanted = gradients(whole)
+    found = gradients(cut.get_stage_module(rank))
+    assert found and all(torch.equal(gradient, wanted[name]) for name, gradient in found.items())
 
 
 def needs_a_group_for_amaxes(rank: int) -> None:

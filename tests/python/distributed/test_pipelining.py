@@ -3,7 +3,12 @@
 import pytest
 from torch.distributed.pipelining import schedules, stage
 
-from python.distributed.pipeline_ranks import Case, needs_a_group_for_amaxes, trains_as_one_process
+from python.distributed.pipeline_ranks import (
+    Case,
+    needs_a_group_for_amaxes,
+    trains_as_one_process,
+    trains_when_traced,
+)
 
 GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "ScheduleGPipe", "Schedule1F1B", "ScheduleInterleavedZeroBubble"
 
@@ -28,6 +33,12 @@ GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "ScheduleGPipe", "Schedule1F1B", "ScheduleInte
 )
 def test_a_pipeline_trains_as_one_process(two, schedule, recipe, shapes_given, wgrad):
     two.run(trains_as_one_process, Case(schedule, recipe, shapes_given, wgrad))
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_a_traced_pipeline_trains_as_one_process(two, recipe):
+    two.run(trains_when_traced, recipe)
 
 
 def test_dry_runs_of_this_pytorch_are_known():
