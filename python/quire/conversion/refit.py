@@ -22,7 +22,7 @@ from quire.distributed.pieces import PiecesOfTensor, PlainPart
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.own_context import own_context
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import SCALE_SPEC, ProductModule
 from quire.nn.stacked_experts import StackedExperts
 from quire.nn.training_state import WRAPPERS
 from quire.tensor import DTYPES, QuantizedTensor
@@ -213,7 +213,7 @@ def match(model: torch.nn.Module, weights: Mapping[str, object]) -> Match:
     writes, missing, twice, used = [], [], {}, set()
     for slot in own_slots:
         own, lacking = _of_slot(slot, given, aliases)
-        writes += own
+        writes += [_converted(write, slot, weights) for write in own] if slot.scale else own
         missing += [] if slot.scale else lacking
         present = [given[name] for name in slot.names if name in given]
         used.update(present, (write.key for write in own), _of_other_ranks(slot, given))
@@ -260,6 +260,13 @@ def _of_slot(slot: Slot, given: Mapping[str, str], aliases: Mapping[str, list[st
             if writes:
                 return writes, lacking
     return [], [slot.names[0]]
+
+
+def _converted(write: Write, slot: Slot, weights: Mapping[str, object]) -> Write:
+    """The write of a static scale, as the one of the same amax for the model's layer."""
+    about = getattr(weights, "_metadata", {}).get(write.key.rpartition(".")[0], {})
+    owner = slot.owners[0].module
+    return write._replace(part=lambda value: owner.own_scale(write.part(value), about.get(SCALE_SPEC)))
 
 
 def _whole(slot: Slot) -> Callable[[torch.Tensor], torch.Tensor]:

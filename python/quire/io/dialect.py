@@ -12,6 +12,7 @@ import torch
 from quire.checks import counted
 from quire.io.container import CheckpointError, Entry, Header, some
 from quire.io.layout import DIV, MUL, Group, Layout, StoredWeight, consumed, no_matrix, read_group, write_group
+from quire.nn.input_scale import amax_of_one
 
 #: Name of a file -> what its JSON holds.
 Configs = Mapping[str, Mapping[str, Any]]
@@ -107,7 +108,7 @@ class LayoutDialect:
 
     def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout:
         """The layout with the same codes whose inputs are most similar."""
-        spec, static = stored.weight.spec_text, stored.input_scale is not None
+        spec, static = stored.weight.spec_text, uses_scale(stored, source)
 
         def inputs(layout: Layout | None, *, exactly: bool = False) -> str:
             spec = "none" if layout is None else layout.static if static else layout.dynamic
@@ -122,33 +123,53 @@ class LayoutDialect:
         stacked = stored.weight.dim() == 3
         offered = self.layouts if self.offered is None else self.offered
         alike = [one for one in offered if one.stacked == stacked and _fits(spec, one.spec)]
-        fits = [one for one in alike if one.calibrated] if static else [one for one in alike if not one.needs_scale]
+        # A layer with a static scale keeps one: readers that measure inputs in each call would be slower.
+        fits = [one for one in alike if one.reads_scale] if static else [one for one in alike if not one.needs_scale]
         if not fits:
             what = f"{'a stack of ' * stacked}{spec}{' with static scales of inputs' * static}, x={inputs(source)}"
-            raise self._no_layout(name, what, alike)
+            remedy = (
+                _other_inputs(alike, spec, inputs(source) if static else "")
+                if alike
+                else self._other_weights(spec, stacked)
+            )
+            raise CheckpointError(f"{self.name} has no layout for {what}", f"{remedy} {_OTHER}", tensor=name)
         best = min(fits, key=unlike)
         after, before = (inputs(one, exactly=True) for one in (best, source))
         if after != before:
             now = "not quantized" if after == "none" else f"quantized as {after}"
             was = "not" if before == "none" else f"as {before}"
-            notes.append(
-                f"the recipe changes: inputs are {now}, before {was} ({described(stored)} -> {self.name} {best.name})"
-            )
+            scale = ""
+            if static and source is not None and has_other_amax(source.static, best.static):
+                scale = (
+                    f"; the static scale was measured for {before}, and the file has the one of the same amax for "
+                    f"{after}"
+                )
+            layouts = f"{described(stored)} -> {self.name} {best.name}"
+            notes.append(f"the recipe changes: inputs are {now}, before {was} ({layouts}){scale}")
         return best
 
-    def _no_layout(self, name: str, what: str, alike: Sequence[Layout]) -> CheckpointError:
-        """The error for a layer. alike: layouts for its codes that quantize inputs in another way."""
-        inputs = sorted({one.static if one.needs_scale else one.dynamic for one in alike})
-        if alike:
-            remedy = f"it has them with x={' or x='.join(inputs)}: calibrate the model (quire.calibrate), or"
-        else:
-            offered = self.offered or self.layouts
-            specs, single = (
-                sorted({one.spec for one in of}) for of in (offered, [o for o in offered if not o.stacked])
-            )
-            again = f", quire.io.convert(src, dst, to={self.name!r}, requantize={single[0]!r})," if single else ""
-            remedy = f"it has w={', w='.join(specs)}: quantize the values again{again} or"
-        return CheckpointError(f"{self.name} has no layout for {what}", f"{remedy} {_OTHER}", tensor=name)
+    def _other_weights(self, spec: str, stacked: bool) -> str:
+        """What to do about a weight for whose codes, one matrix or a stack of them, there is no layout."""
+        offered = self.offered or self.layouts
+        if any(_fits(spec, one.spec) for one in offered):
+            if stacked:
+                return f"it has w={spec} for single layers only: make each expert a layer of its own, or"
+            return f"it has w={spec} for stacks of experts only: leave the layer in high precision (filter=), or"
+        specs, single = (sorted({one.spec for one in of}) for of in (offered, [o for o in offered if not o.stacked]))
+        again = f", quire.io.convert(src, dst, to={self.name!r}, requantize={single[0]!r})," if single else ""
+        return f"it has w={', w='.join(specs)}: quantize the values again{again} or"
+
+
+def _other_inputs(alike: Sequence[Layout], spec: str, static: str) -> str:
+    """What to do about a layer for whose codes there are layouts, which quantize inputs in another way. static: the
+    format of inputs with a static scale, "" if the layer has none."""
+    inputs = sorted({one.static if one.needs_scale else one.dynamic for one in alike})
+    has = f"it has them with x={' or x='.join(inputs)}"
+    if static:
+        x = static if static in inputs else inputs[0]
+        last = "" if x == "none" else ",dy=mxfp8"
+        return f"{has}: take a recipe without the option given, such as 'x={x},w={spec}{last}', or"
+    return f"{has}: calibrate the model (quire.calibrate), or"
 
 
 _OTHER = 'choose another dialect ("quire" has every spec)'
@@ -169,6 +190,16 @@ def of_inputs(spec: str, *, scales: bool = False) -> str:
     global scale is stored."""
     others = ("given", "nan", "rht", "rht=unsigned", "interleaved", *(() if scales else (MUL, DIV)))
     return ":".join(word for word in spec.split(":") if word not in others)
+
+
+def uses_scale(stored: StoredWeight, source: Layout | None) -> bool:
+    """Whether the layer quantizes its inputs by a static scale. Files can have one that their layout does not use."""
+    return stored.input_scale is not None and (source is None or source.reads_scale)
+
+
+def has_other_amax(before: str, after: str) -> bool:
+    """Whether a static scale of 1 stands for another amax under the second spec than under the first."""
+    return amax_of_one(before) != amax_of_one(after)
 
 
 def described(stored: StoredWeight) -> str:

@@ -19,6 +19,7 @@ from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, opened
 from quire.io.writing import SaveReport, write_planned
 from quire.loading.float_mode import subnormals_kept
+from quire.nn.input_scale import same_unit
 from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import is_interleaved, reordered
@@ -131,6 +132,7 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         self.pieces: dict[str, dict[int | None, Piece]] = {}
         self.tied: list[str] = []
         modules = dict(model.named_modules(remove_duplicate=False))
+        self._dialect = None if dialect is None else dialect.name
         self._foreign = foreign = dialect is not None and dialect.name != Native.name
         ordered = dialect is not None and any(layout.alternating for layout in dialect.layouts)
         for target in parameters(model):
@@ -177,13 +179,27 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         scales = [_input_scale(piece, self.record) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
-        scale = self.record.input_scales.get(name) if None in scales else torch.cat(scales)
-        _check_scale(name, scale)
+        of_layer = None if None in scales else torch.cat(scales)
         bias = self._tensor(self.biases[name]) if name in self.biases else None
         origin = each[0][1] or self.record.origin(name)
-        if origin is None or (each[0][1] is None and self._foreign and _spec(origin) != weight.spec_text):
+        is_other = origin is not None and each[0][1] is None and self._foreign and _spec(origin) != weight.spec_text
+        if origin is None or is_other or self._has_other_inputs(pieces[0], origin):
             origin = _of_recipe(pieces[0], weight.spec_text)
+        layout = dialect_named(origin.dialect).layout(origin.layout)
+        # A scale of the file belongs to the format in which the file has the inputs.
+        of_file = self.record.input_scales.get(name) if layout is None or layout.calibrated else None
+        scale = of_file if of_layer is None else of_layer
+        _check_scale(name, scale)
         return StoredWeight(weight, scale, bias, origin)
+
+    def _has_other_inputs(self, piece: Piece, origin: Origin) -> bool:
+        """Whether the layer's recipe, and not the file that was read, says how inputs are quantized: its static scale
+        is one of another format; or it has none, and another dialect than that of the file is written."""
+        layout = dialect_named(origin.dialect).layout(origin.layout)
+        own = getattr(piece.target.owners[0][1], "scale_spec", None)
+        if own is not None:
+            return not (layout.reads_scale and same_unit(layout.static, own))
+        return layout.reads_scale and self._dialect not in (None, origin.dialect)
 
     def _tensor(self, name: str) -> torch.Tensor:
         found = self.pieces[name]

@@ -284,15 +284,21 @@ def _largest(layer: Layer, checkpoint: Checkpoint) -> list[torch.Tensor]:
     return [largest if scale is None else scale for scale in layer.scales]
 
 
+#: Role of a scale that is one value -> what it is called.
+_KINDS = {"input_scale": "static scale", "global": "global scale", "scale": "scale"}
+
+
 def _scalars(ref: Ref, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The scales of a matrix that are one value, [1]. Raises CheckpointError if one is no scale."""
     found = checkpoint.scalars(ref.entry)
     for role, value in found.items():
-        wrong = ~torch.isfinite(value) | (value < 0) | ((value == 0) & (role == "input_scale"))
+        is_input = role == "input_scale"
+        wrong = ~torch.isfinite(value) | (value < 0) | ((value == 0) & is_input)
         if bool(wrong.any()):
             name = checkpoint.groups[ref.entry].names[role]
             raise CheckpointError(
-                f"a scale must be finite and positive, got {value[wrong][0].item()}",
+                f"a {_KINDS.get(role, role)} must be finite and {'positive' if is_input else 'not negative'}, got "
+                f"{value[wrong][0].item()}",
                 "calibrate and export the model again",
                 file=checkpoint.container.header[name].file,
                 tensor=name,

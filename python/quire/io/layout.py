@@ -149,6 +149,11 @@ class Layout:
         return any(part.place == "input_scale" for part in self.parts)
 
     @property
+    def reads_scale(self) -> bool:
+        """Whether it quantizes its input by that scale. Layouts without quantized inputs can have a place for one."""
+        return self.calibrated and self.static != "none"
+
+    @property
     def needs_scale(self) -> bool:
         """Whether a layer without one is incomplete."""
         return any(part.place == "input_scale" and not part.optional for part in self.parts)

@@ -18,11 +18,12 @@ import torch
 
 from quire.checks import check_type, counted
 from quire.io.container import DTYPES, INDEX, CheckpointError, Container, some
-from quire.io.dialect import OF_FILES, Configs, Dialect, contents, described
+from quire.io.dialect import OF_FILES, Configs, Dialect, contents, described, has_other_amax
 from quire.io.dialects import DIALECTS, dialect_named
 from quire.io.layout import DIV, MUL, WITHOUT_VALUES, Group, Layout, StoredWeight
 from quire.io.reading import Checkpoint
 from quire.loading.float_mode import subnormals_kept
+from quire.nn.input_scale import of_same_amax
 from quire.tensor import QuantSpec
 
 #: The weight of the output layer in transformers, which may be the weight of the embedding.
@@ -59,9 +60,10 @@ class SaveReport:
         return {**vars(self), "losses": [vars(loss) for loss in self.losses]}
 
     def __str__(self) -> str:
+        others = [name for name in self.files if not name.endswith(".safetensors") and name != INDEX]
         lines = [
             f"{self.contents}; in all {counted(self.tensors, 'tensor')}, {counted(self.nbytes, 'byte')}; "
-            f"{counted(len(self.files), 'file')} with the configurations"
+            f"{counted(len(self.files), 'file')}{' with the configurations' * bool(others)}"
         ]
         losses: dict[str, list[str]] = {}
         for loss in self.losses:
@@ -432,7 +434,7 @@ def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) ->
     source = source_layout(stored)
     kept = [stored.origin.names[role] for role in stored.origin.verbatim if role not in WITHOUT_VALUES]
     losses = [Loss(name, f"{tensor} has no place there", 0) for tensor in kept]
-    weight, input_scale = stored.weight, stored.input_scale
+    weight = stored.weight
     if weight.spec_text != (wanted := QuantSpec(layout.spec)).text:
         buffers = weight.buffers()
         if wanted.family == "nvfp4":
@@ -445,12 +447,33 @@ def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) ->
             scale = buffers["rowwise_scale"]
             buffers["rowwise_scale"] = scale.expand(*weight.shape[:-1]).contiguous()
         weight = type(weight).from_buffers(buffers, wanted, tuple(weight.shape), weight.dtype)
-    if input_scale is not None and source is not None:
-        ways = _way(source.static), _way(layout.static)
-        largest = _largest(source.static)
-        input_scale, lost = rescaled(name, "the scale of the input", input_scale, ways, largest)
-        losses += lost
-    return replace(stored, weight=weight, input_scale=input_scale), losses
+    input_scale, lost = translated_input(name, stored, source, layout)
+    return replace(stored, weight=weight, input_scale=input_scale), losses + lost
+
+
+def translated_input(
+    name: str, stored: StoredWeight, source: Layout | None, layout: Layout
+) -> tuple[torch.Tensor | None, list[Loss]]:
+    """The static scale of the input as the layout has it, and what would be different after converting it back. A scale
+    that was measured for another format becomes the one of the same amax. This is no loss: Dialect.choose() has noted
+    that the recipe changes."""
+    scale, what = stored.input_scale, "the scale of the input"
+    if scale is None or source is None:
+        return scale, []
+    if not source.reads_scale:
+        keeps = layout.calibrated and not layout.reads_scale
+        return (scale, []) if keeps else (None, [Loss(name, f"{what}, which the layer does not use, has no place", 0)])
+    if not has_other_amax(source.static, layout.static):
+        return rescaled(name, what, scale, (_way(source.static), _way(layout.static)), _largest(source.static))
+    found = of_same_amax(scale, source.static, layout.static)
+    if not found.is_meta and not bool((found.isfinite() & (found > 0)).all()):
+        raise CheckpointError(
+            f"the static scale of x={source.static} must have one of the same amax for x={layout.static} that is "
+            f"finite and positive; {scale.tolist()} gives {found.tolist()}",
+            "calibrate the layer again (quire.calibrate) under the recipe of the file",
+            tensor=name,
+        )
+    return found, []
 
 
 #: What NVFP4 stores above the scales of blocks in a spec without the option `global`.

@@ -18,6 +18,7 @@ from quire.distributed.placements import PLAIN, Layout, check_parameters, is_dte
 from quire.functional import Buffers, quantize
 from quire.loading.transforms import requires_grad
 from quire.nn.cache import CachedWeight, cache
+from quire.nn.input_scale import same_unit
 from quire.nn.layer_base import is_any_autocast_enabled, path_of, uses_torch_autocast
 from quire.nn.product_module import ProductModule, main_grads, named
 from quire.nn.weight import weight_operand
@@ -464,6 +465,13 @@ def static_scale(module: ProductModule, product: str, specs: LinearSpec, *, need
         raise RuntimeError(
             f"{what}: x={specs.x} has its scale from the layer, which has no buffer {name!r}; give the layer its "
             "recipe (recipe= of its constructor, or quire.convert), and load its state dict"
+        )
+    of_layer = module.scale_spec
+    if of_layer is not None and of_layer != specs.x and not same_unit(of_layer, specs.x):
+        raise RuntimeError(
+            f"{what}: the static scale of its input is one for x={of_layer}, and the active recipe has x={specs.x}, "
+            "for which another number has the same amax. Give the layer that recipe, layer.recipe = recipe, which "
+            "converts the scale, or run it outside of quire.autocast"
         )
     module.check_float32(what, name)
     if needs_dw and specs.saves_x:

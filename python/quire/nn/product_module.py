@@ -17,6 +17,7 @@ from quire.distributed.placements import is_dtensor, local, placed_like, shardin
 from quire.loading.deferred import mark_static
 from quire.loading.devices import HOST, has_values
 from quire.loading.transforms import at_the_end
+from quire.nn.input_scale import of_same_amax
 from quire.nn.layer_base import Float32Buffers, ShownName
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.te_extra_state import drop_extra_state
@@ -24,6 +25,8 @@ from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import DTYPES, QuantizedTensor
 
+#: What the metadata of a state dict has of a layer with static scales: its scale_spec.
+SCALE_SPEC = "scale_spec"
 #: Says by pieces() where this rank's shard lies in the whole tensor.
 Sharding = Parallel | ExpertGroup
 
@@ -62,7 +65,8 @@ class ProductModule(ShownName, Float32Buffers):
     wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
         always on the CPU: the process keeps their operands and finds them by the number.
     recipe: the layer's own, for calls outside of every quire.autocast. What is assigned can be a recipe, its name or
-        its text, or None for high precision. A value that checked_recipe() refuses changes nothing.
+        its text, or None for high precision. A value that checked_recipe() refuses changes nothing. Static scales of
+        inputs become those of the same amax for the new recipe.
     None of the states is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks.
     All except wgrad_stash are on the device of the parameters, however the parameters were moved there (place_states).
     """
@@ -95,6 +99,8 @@ class ProductModule(ShownName, Float32Buffers):
 
     #: What is read in each call: a graph would need more guards for the property.
     own_recipe: Recipe | None = None
+    #: The spec of x for which the buffers of add_input_scales() are; None if there are none.
+    scale_spec: str | None = None
 
     @property
     def recipe(self) -> Recipe | None:
@@ -103,6 +109,10 @@ class ProductModule(ShownName, Float32Buffers):
     @recipe.setter
     def recipe(self, recipe: Recipe | str | None) -> None:
         self.own_recipe = checked_recipe(f"quire.{type(self).__name__}.recipe", recipe)
+        if self.scale_spec is not None and self.own_recipe is not None and self.own_recipe.static_input:
+            for name in self.input_scales():
+                self._buffers[name] = of_same_amax(self._buffers[name], self.scale_spec, self.own_recipe.input_spec)
+            self.scale_spec = self.own_recipe.input_spec
 
     def _recipe_text(self) -> str:
         """What extra_repr() says of it."""
@@ -187,6 +197,13 @@ class ProductModule(ShownName, Float32Buffers):
                 self.add_float32_buffer(name, self.groups, self._device())
             elif not wanted and name in self._buffers:
                 del self._buffers[name]
+        self.scale_spec = self.recipe.input_spec if wanted else None
+
+    def own_scale(self, scale: torch.Tensor, spec: str | None) -> torch.Tensor:
+        """The static scale for this layer's recipe, from that of a layer with x under `spec`; None: the same as its
+        own."""
+        known = spec is not None and self.scale_spec is not None
+        return of_same_amax(scale, spec, self.scale_spec) if known else scale
 
     def input_scales(self) -> list[str]:
         """Names of the buffers of add_input_scales() that there are."""
@@ -289,6 +306,9 @@ class ProductModule(ShownName, Float32Buffers):
         for name in self.own_parts():
             if isinstance(value := state_dict.get(prefix + name), PlainPart):
                 state_dict[prefix + name] = value.plain()
+        for name in self.input_scales():
+            if isinstance(value := state_dict.get(prefix + name), torch.Tensor):
+                state_dict[prefix + name] = self.own_scale(value, local_metadata.get(SCALE_SPEC))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *options)
 
     # load_state_dict(assign=True) comes here, and whoever sets an attribute; constructors do before there are states.
@@ -413,6 +433,10 @@ class ProductModule(ShownName, Float32Buffers):
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        # As PyTorch's versions of modules: torch.save keeps it, and files of safetensors do not.
+        about = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if about is not None and self.scale_spec is not None:
+            about[SCALE_SPEC] = self.scale_spec
         for name in () if keep_vars else self.own_parts():
             # fully_shard has made some DTensors, and parametrizations have other names.
             if type(value := destination.get(prefix + name)) is torch.Tensor:

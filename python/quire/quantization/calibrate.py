@@ -9,8 +9,8 @@ import torch
 
 from quire.autocast import autocast
 from quire.checks import check_type, counted
-from quire.functional import quantize
 from quire.loading.float_mode import subnormals_kept
+from quire.nn.input_scale import amax_of_one, measured, static_scale
 from quire.nn.own_context import callers_device, own_context, running
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import (
@@ -22,39 +22,16 @@ from quire.quantization.inputs import (
     layers_of,
     listed,
     matmuls,
-    measured,
     uncompiled,
     watched,
 )
 from quire.recipe import Recipe, as_recipe
-from quire.tensor import QuantizedTensor, QuantSpec
+from quire.tensor import QuantSpec
 
 # --- what a layer's recipe wants of the largest magnitude that was measured
 
 
 MISSING = ("raise", "max")
-
-
-def amax_of_one(spec: QuantSpec) -> int:
-    """The amax for which a static scale is 1: the largest code times the largest block scale."""
-    q = quantize(torch.ones(1, 1, dtype=torch.float32, device="cpu"), spec, columnwise=False)
-    if q.rowwise_scale.dtype == torch.float32:
-        return round(1 / float(q.rowwise_scale))
-    # For an amax of 1: the value of the code for 1 (index 2) in a block whose scale is 1 (byte 0x38).
-    buffers = q.buffers() | {"rowwise_data": torch.full_like(q.rowwise_data, 2)}
-    buffers["rowwise_scale"] = torch.full_like(q.rowwise_scale, 0x38)
-    return round(1 / float(QuantizedTensor.from_buffers(buffers, spec, (1, 1)).dequantize()))
-
-
-@own_context()
-@subnormals_kept()
-def static_scale(amax: float, spec: str) -> torch.Tensor:
-    """float32 [1], the scale that a layer with an input under `spec`, which has the option `given`, has for an amax."""
-    largest, words = amax_of_one(QuantSpec(measured(spec))), spec.split(":")
-    value = torch.tensor([amax], dtype=torch.float32, device="cpu")
-    if "global=div" in words:
-        return torch.full_like(value, largest) / value  # PyTorch would round a number's quotient twice
-    return value / largest if "global=mul" in words or words[0] == "fp8_tensor" else value
 
 
 def apply_amaxes(what: str, model: torch.nn.Module, amaxes: Mapping[str, float], missing: str) -> None:
@@ -347,7 +324,7 @@ class _Amaxes:
 
     @subnormals_kept()
     def report(self, spec: QuantSpec, foreign: tuple[str, ...]) -> CalibrationReport:
-        layers, missing, largest = [], [], amax_of_one(spec)
+        layers, missing, largest = [], [], amax_of_one(spec.text)
         for matmul, labels in self.labels.items():
             for name, amax, rows in zip(labels, self.amax[matmul], self.rows[matmul], strict=True):
                 if rows and amax:

@@ -158,8 +158,3 @@ class SameInput:
         for matmul in self._parent:
             found.setdefault(self.first(matmul), []).append(matmul)
         return list(found.values())
-
-
-def measured(spec: str) -> str:
-    """The spec with the scale that each call measures, of one whose scale the layer has (the option `given`)."""
-    return ":".join(word for word in spec.split(":") if word != "given")

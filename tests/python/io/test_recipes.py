@@ -3,10 +3,12 @@ bits; other dialects refuse it in words."""
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import quire
@@ -134,6 +136,93 @@ def test_what_a_dialect_holds_is_read_back_and_the_rest_refused(recipe, dialect,
     io.save(other, tmp_path / "b")
     assert raw(tmp_path / "b") == raw(tmp_path / "a")
     assert io.verify(tmp_path / "a")
+
+
+#: Recipe, dialect -> what the error says must be done.
+REMEDIES = {
+    (
+        "x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8",
+        "torchao",
+    ): "without the option given.*'x=fp8_tensor,w=fp8_tensor,dy=mx",
+    ("x=fp8_tensor:given,w=fp8_row,dy=mxfp8", "fbgemm_fp8"): "without the option given.*'x=fp8_row,w=fp8_row,dy=mxfp8'",
+    (
+        "x=fp8_tensor:given,w=mxfp4,dy=mxfp8",
+        "deepseek",
+    ): "without the option given.*'x=fp8_block:pow2,w=mxfp4,dy=mxfp8'",
+    ("x=none,w=mxfp4", "gpt_oss"): "it has w=mxfp4 for stacks of experts only: leave the layer in high precision",
+    ("x=none,w=fp8_row", "gpt_oss"): "it has w=mxfp4: quantize the values again",
+}
+
+
+@pytest.mark.parametrize(("recipe", "dialect"), REMEDIES)
+def test_the_remedy_is_one_for_the_layer_and_works(recipe, dialect, tmp_path):
+    model, x = Model().requires_grad_(False), inputs()
+    quantized(recipe, model, x)
+    with pytest.raises(io.CheckpointError) as caught:
+        io.save(model, tmp_path, dialect=dialect)
+    assert re.search(REMEDIES[recipe, dialect], caught.value.remedy), caught.value.remedy
+    assert "calibrate" not in caught.value.remedy
+    if other := re.search("such as '(.*)'", caught.value.remedy):
+        quire.convert(model, other[1], for_inference=True, tokens=None, min_features=1)
+        assert io.save(model, tmp_path, dialect=dialect).layers == 2
+
+
+def test_the_remedy_for_a_stack_in_a_dialect_of_single_layers_says_so(tmp_path):
+    model = nn.ModuleDict({"mlp": quire.MoE(64, 96, 4, 2, activation="clamped_swiglu")}).requires_grad_(False)
+    io.save(quantized("x=none,w=mxfp4", model, inputs()), tmp_path / "a", dialect="gpt_oss")
+    with pytest.raises(io.CheckpointError, match="a stack of mxfp4.*single layers only: make each expert a layer"):
+        io.convert(tmp_path / "a", tmp_path / "b", to="compressed-tensors")
+
+
+@pytest.mark.parametrize("via", ["the layer's recipe", "activations="])
+def test_another_dialect_has_inputs_as_the_loaded_layer_has_them(via, tmp_path):
+    """The dialect of the file gets back what it had."""
+    model = quantized("x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8", Model().requires_grad_(False), inputs())
+    io.save(model, tmp_path / "a", dialect="modelopt")
+    other = Model()
+    io.load(other, tmp_path / "a", activations="checkpoint" if via == "the layer's recipe" else "fp8_tensor")
+    if via == "the layer's recipe":
+        quire.convert(other, "x=fp8_tensor,w=fp8_tensor,dy=mxfp8", for_inference=True, tokens=None, min_features=1)
+    assert not io.save(other, tmp_path / "b", dialect="torchao").notes
+    found = Model()
+    io.load(found, tmp_path / "b")
+    assert found.up.recipe.input_spec == "fp8_tensor"
+    io.save(other, tmp_path / "c")
+    assert raw(tmp_path / "c") == raw(tmp_path / "a")
+
+
+def test_a_report_counts_configurations_only_where_there_are_some(tmp_path):
+    model = quantized("mxfp8", Model().requires_grad_(False), inputs())
+    lines = {
+        name: str(io.save(model, tmp_path / name, dialect=name)).splitlines()[0] for name in ("comfyui", "deepseek")
+    }
+    assert lines["comfyui"].endswith("; 1 file") and [p.name for p in (tmp_path / "comfyui").iterdir()] == [
+        "model.safetensors"
+    ]
+    assert lines["deepseek"].endswith("; 2 files with the configurations")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "text"),
+    [
+        ("up.input_scale", 0.0, "a static scale must be finite and positive, got 0.0"),
+        ("up.input_scale", torch.inf, "a static scale must be finite and positive, got inf"),
+        ("up.weight_scale_2", -1.0, "a global scale must be finite and not negative, got -1.0"),
+        ("up.weight_scale_2", torch.nan, "a global scale must be finite and not negative, got nan"),
+        ("up.weight_scale_2", 0.0, ""),
+    ],
+)
+def test_a_scale_that_is_no_scale_is_refused_by_its_name(tensor, value, text, tmp_path):
+    recipe = "x=nvfp4:global=mul:given,w=nvfp4:global=mul,dy=mxfp8"
+    io.save(quantized(recipe, Model().requires_grad_(False), inputs()), tmp_path, dialect="modelopt")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[tensor] = torch.full_like(tensors[tensor], value)
+    save_file(tensors, tmp_path / "model.safetensors")
+    if not text:
+        io.load(Model(), tmp_path)
+        return
+    with pytest.raises(io.CheckpointError, match=text):
+        io.load(Model(), tmp_path)
 
 
 @pytest.mark.parametrize(("dialect", "way"), [("modelopt", "mul"), ("compressed-tensors", "div")])
