@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key, revert_weight_conversion
+from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -92,7 +93,9 @@ class QuireQuantizer(HfQuantizer):
         targets = [
             t for t in fit(model, self.checkpoint, None, "auto", self.rename) if is_quantized(t, self.checkpoint)
         ]
-        tied = [target.name for target in targets if len(target.owners) > 1 or target.untied]
+        ties = getattr(model, "all_tied_weights_keys", {})  # transformers ties weights when it has loaded them
+        of_ties = {*ties.keys(), *ties.values()}
+        tied = [t.name for t in targets if len(t.owners) > 1 or t.untied or not of_ties.isdisjoint(t.names())]
         if tied:
             raise CheckpointError(
                 "the checkpoint has a quantized weight for a parameter that the model ties to another",
@@ -210,10 +213,34 @@ def leaving_models(save: Callable[..., Any]) -> Callable[..., Any]:
         # The names of the quantizer's state dict are those of the file: transformers is to rename nothing.
         during = {"hf_quantizer": quantizer, "_weight_conversions": []}
         said = {"quantization_config": getattr(self.config, "quantization_config", None)}
-        with _with(self, during), _with(self.config, said):
+        with contextlib.ExitStack() as stack:
+            for config in _untied_configs(self):
+                stack.enter_context(_with(config, {"tie_word_embeddings": False}))
+            stack.enter_context(_with(self, during))
+            stack.enter_context(_with(self.config, said))
             return save(self, *args, **kwargs)
 
     return save_pretrained
+
+
+def _untied_configs(model: torch.nn.Module) -> list[Any]:
+    """The configurations, of the model and of models in it, that tie a weight to another which it is no longer: quire
+    has quantized one of them."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        ties = module.get_expanded_tied_weights_keys() if isinstance(module, PreTrainedModel) else {}
+        for names in ties.items():
+            one, other = (_parameter(module, name) for name in names)
+            if one is not other and (isinstance(one, QuantizedTensor) or isinstance(other, QuantizedTensor)):
+                found[id(module.config)] = module.config
+    return list(found.values())
+
+
+def _parameter(model: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
+    try:
+        return model.get_parameter(name)
+    except AttributeError:
+        return None
 
 
 @contextlib.contextmanager

@@ -40,6 +40,8 @@ _USED = {
     "transformers.modeling_utils": ("PreTrainedModel",),
     "transformers.conversion_mapping": ("get_model_conversion_mapping",),
 }
+#: Of PreTrainedModel: which weights its configuration ties.
+_TIES = "get_expanded_tied_weights_keys"
 _HOOKS = (
     "_process_model_before_weight_loading",
     "_process_model_after_weight_loading",
@@ -112,6 +114,8 @@ def _check(found: dict[str, ModuleType]) -> None:
     ]
     quantizer = getattr(found["transformers.quantizers"], "HfQuantizer", object)
     lacking += [f"HfQuantizer.{name}" for name in _HOOKS if not hasattr(quantizer, name)]
+    models = getattr(found["transformers.modeling_utils"], "PreTrainedModel", object)
+    lacking += [] if hasattr(models, _TIES) else [f"PreTrainedModel.{_TIES}"]
     if lacking:
         version = needed("quire.integrations.transformers.register", "transformers", KNOWN).__version__
         raise ImportError(

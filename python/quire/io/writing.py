@@ -231,11 +231,20 @@ def planned_configs(
         for name, shape in shapes.items()
         if name not in plan.layouts and name.endswith(".weight") and len(shape) == 2
     ]
+    if any(name.endswith(_HEAD) for name in plan.layouts) and "config.json" in base:
+        base = {**base, "config.json": _untied(base["config.json"])}
     says_tied = base.get("config.json", {}).get("tie_word_embeddings") is True
     if says_tied and not any(name.endswith(_HEAD) for name in shapes):
         tied = [*tied, _HEAD.removesuffix(".weight")]
     groups = [Group(name, layout, shapes[name], {}) for name, layout in plan.layouts.items()]
     return plan.dialect.config(groups, [*dict.fromkeys([*plain, *tied])], base)
+
+
+def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of transformers, and those of parts of the model in it, by which the output layer has a weight of
+    its own: an embedding has no codes that it could share with a quantized one."""
+    found = {key: _untied(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    return found | ({"tie_word_embeddings": False} if found.get("tie_word_embeddings") is True else {})
 
 
 def copied(source: Path, target: Path, written: Sequence[str]) -> list[str]:

@@ -284,6 +284,86 @@ def test_tied_embeddings_are_saved_once(tmp_path):
     assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
 
 
+def tied_model():
+    model = tiny.model_of("llama", tie_word_embeddings=True)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    return model
+
+
+def saved_by_io(model, path):
+    tied_model().save_pretrained(path.parent / "dense")
+    quire.io.save(model, path, dialect="quire", like=path.parent / "dense")
+
+
+def saved_after_io_load(model, path):
+    saved_by_io(model, path.parent / "first")
+    other = tied_model()
+    quire.io.load(other, path.parent / "first")
+    other.save_pretrained(path)
+
+
+def converted_by_io(model, path):
+    """A file with an output layer of its own, whose configuration ties it all the same."""
+    saved_by_io(model, path.parent / "first")
+    set_tied(path.parent / "first", tied=True)
+    entries = dict(quire.io.read(path.parent / "first"))
+    configs = {"config.json": json.loads((path.parent / "first" / "config.json").read_text())}
+    quire.io.write(path, entries, dialect="quire", config=configs["config.json"])
+
+
+def set_tied(folder, *, tied: bool) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+
+
+def is_tied(folder) -> bool:
+    return json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize(
+    "save",
+    [lambda model, path: model.save_pretrained(path), saved_by_io, saved_after_io_load, converted_by_io],
+    ids=["save_pretrained", "io.save", "io.load", "io.write"],
+)
+@torch.no_grad()
+def test_an_output_layer_that_quantization_has_untied_is_loaded_from_what_was_saved(tmp_path, save):
+    model, ids = tied_model(), tiny.tokens()
+    with pytest.warns(UserWarning, match="shared memory"):
+        quire.convert(model, "mxfp8", for_inference=True, min_features=1, tokens=None)
+    before, y = attributes(model), model(ids).logits
+    save(model, tmp_path / "saved")
+    assert attributes(model) == before and model.config.tie_word_embeddings is True
+    assert is_tied(tmp_path / "saved") is False
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert torch.equal(again(ids).logits, y)
+
+
+@torch.no_grad()
+def test_an_output_layer_that_stays_tied_is_saved_as_tied(tmp_path):
+    model, ids = tied_model(), tiny.tokens()
+    keep = {"filter": lambda module, name: name != "lm_head"}
+    quire.convert(model, "mxfp8", for_inference=True, min_features=1, tokens=None, **keep)
+    model.save_pretrained(tmp_path / "saved")
+    assert is_tied(tmp_path / "saved") is True
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.lm_head.weight is again.model.embed_tokens.weight and torch.equal(again(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_a_quantized_output_layer_that_the_configuration_ties_is_refused(tmp_path):
+    model, ids = tied_model(), tiny.tokens()
+    with pytest.warns(UserWarning, match="shared memory"):
+        quire.convert(model, "mxfp8", for_inference=True, min_features=1, tokens=None)
+    model.save_pretrained(tmp_path)
+    set_tied(tmp_path, tied=True)
+    with pytest.raises(quire.io.CheckpointError, match="lm_head.weight.*ties to another") as caught:
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "tie_word_embeddings=False" in caught.value.remedy
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, tie_word_embeddings=False)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
 @torch.no_grad()
 def test_a_layer_may_have_its_scale_in_another_shard(tmp_path):
     layers = tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")

@@ -35,14 +35,15 @@ FAMILIES = {
 }
 
 
-def config_of(family: str):
+def config_of(family: str, **options: object):
     kind, own = FAMILIES[family]
-    return getattr(transformers, f"{kind}Config")(**SIZES, **own)
+    return getattr(transformers, f"{kind}Config")(**SIZES, **own, **options)
 
 
-def model_of(family: str, seed: int = 0, dtype: torch.dtype = torch.float32):
+def model_of(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **options: object):
+    """options: of the configuration."""
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{FAMILIES[family][0]}ForCausalLM")(config_of(family)).eval()
+    model = getattr(transformers, f"{FAMILIES[family][0]}ForCausalLM")(config_of(family, **options)).eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)  # buffers of positions stay float32, as in from_pretrained
     return model
