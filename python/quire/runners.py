@@ -29,7 +29,7 @@ from quire.tensor import QuantizedTensor, QuantSpec
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
 Weights = torch.Tensor | Sequence[torch.Tensor]
 #: A static scale of activations, or one for each expert.
-Scale = float | torch.Tensor
+Scale = float | Sequence[float] | torch.Tensor
 #: Seconds after which a handle that ends was meant to live. Python does not know whether the runner was used: calls
 #: from graphs and C++ do not tell it.
 _SHORT_LIFE = 0.05
@@ -45,8 +45,9 @@ class LinearRunner:
     Args:
         weight: [N, K] in float32, float16 or bfloat16, or a QuantizedTensor with rowwise codes.
         bias: [N] or None.
-        input_scale: a static scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
-            larger values saturate, and tokens do not depend on each other. The spec x need not have the option `given`.
+        input_scale: a static scale of x, a number, or a tensor or a list of one (docs/runners.md). x is then not
+            measured: larger values saturate, and tokens do not depend on each other. The spec x need not have the
+            option `given`.
         x: the spec of activations. None: the family of a QuantizedTensor's spec, such as "mxfp8" for codes of
             "mxfp8:nan:interleaved", and "nvfp4" for a plain weight; a layer's own is layer.recipe.input_spec. Under
             "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a token's result does not depend on
@@ -78,8 +79,9 @@ class MoERunner:
         w2: [E, H, I], as w13.
         w13_bias: [E, 2 I] or [E, I]. None: no bias.
         w2_bias: [E, H]. None: no bias.
-        w13_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E].
-        w2_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E].
+        w13_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E] or a list of E
+            numbers.
+        w2_input_scale: as w13_input_scale.
         shared_w13: [2 Is, H], the first weight of an expert for all tokens, without routing probabilities. Its result
             is added (quire.MoE: shared_ffn_hidden_size=Is).
         shared_w2: [H, Is], the second one.
@@ -501,8 +503,12 @@ def _scales(what: str, scale: Scale | None) -> torch.Tensor:
             )
         scale = scale.detach().reshape(-1)
         return scale if scale.dtype == torch.float64 else scale.float()
-    check_type(what, float | int, input_scale=scale)
-    return torch.tensor([float(scale)], dtype=torch.float64, device=HOST)
+    each = [scale] if isinstance(scale, str) or not isinstance(scale, Sequence) else scale
+    for one in each:
+        check_type(what, float | int, input_scale=one)
+    if not each:
+        raise ValueError(f"{what}: input_scale must be a number, or a list of one for each expert, got an empty list")
+    return torch.tensor([float(one) for one in each], dtype=torch.float64, device=HOST)
 
 
 def _quantized(

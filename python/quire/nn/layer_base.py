@@ -57,8 +57,8 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
         )
     elif "static scale" in str(error) and "quire.calibrate" not in str(error):
         error.add_note(
-            "The static scale of its inputs comes from sample data: quire.calibrate(model, batches).apply(model), or "
-            "quire.quantize_model."
+            "The static scale of its inputs comes from sample data: quire.calibrate(model, batches, "
+            "recipe).apply(model), or quire.quantize_model."
         )
     elif torch.jit.is_tracing():
         error.add_note("torch.jit cannot record all operators of quire: take torch.export.export.")

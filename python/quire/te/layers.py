@@ -269,6 +269,43 @@ KEYS = {True: "scaling_fwd", False: "scaling_bwd"}
 _KINDS = {"scaling_fwd": ("fwd", 3), "scaling_bwd": ("bwd", 2)}
 
 
+class _Copy(torch.Tensor):
+    """A copy of a state, made in inference mode, so that PyTorch raises an error where somebody writes to it: that
+    would change the copy only. The class says in the error what to do instead. Its views are of this class too."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: dict | None = None
+    ) -> object:
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                found = func(*args, **kwargs or {})
+            except RuntimeError as error:
+                if "Inplace update to inference tensor" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"quire.te: {getattr(func, '__name__', func)} would write to fp8_meta, which has copies of the "
+                    "scales and amaxes of delayed scaling; change the state by quire.set_delayed_state(model, state), "
+                    "where state is quire.delayed_state(model) with other values"
+                ) from error
+            return type(found)(map(cls._own, found)) if type(found) in (tuple, list) else cls._own(found)
+
+    @classmethod
+    def _own(cls, found: object) -> object:
+        is_copy = type(found) is torch.Tensor and found.is_inference() and not torch.is_inference_mode_enabled()
+        return found.as_subclass(cls) if is_copy else found
+
+    def plain(self) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor).clone()
+
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        return self.plain()
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        return self.plain().__reduce_ex__(protocol)
+
+
 @dataclass(frozen=True, eq=False)
 class ScalingMeta:
     """scale: float32 [n]. amax_history: float32 [L, n], whose row 0 has the amaxes of the running step. n counts, for
@@ -288,8 +325,11 @@ def fp8_meta(self: torch.nn.Module) -> dict[str, ScalingMeta]:
     states = list(delayed_state(self).values())
     if not states:
         return {}
-    with torch.inference_mode():  # so that writing to the copies, which would change nothing, raises
-        return {key: ScalingMeta(_of(states, "scale", key), _of(states, "amax_history", key)) for key in _KINDS}
+    with torch.inference_mode():
+        found = {
+            key: [_of(states, kind, key).as_subclass(_Copy) for kind in ("scale", "amax_history")] for key in _KINDS
+        }
+    return {key: ScalingMeta(*each) for key, each in found.items()}
 
 
 def _of(states: list[dict[str, torch.Tensor]], kind: str, key: str) -> torch.Tensor:

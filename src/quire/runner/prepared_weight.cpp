@@ -150,7 +150,8 @@ void PreparedWeight::keep_scales(const std::vector<float>& scales, const Storage
   for (int64_t e = 0; e < count_; ++e) {
     const float s = scales[scales.size() == 1 ? 0 : static_cast<size_t>(e)];
     check(s > 0 && std::isfinite(s), "runner: an input_scale must be positive and finite; got ", s,
-          "; give amax / (6 * 448) of the calibration, or its reciprocal if you have 6 * 448 / amax");
+          "; give amax / 448 of the calibration for x=fp8_tensor (of E5M2: amax / 57344) and amax / (6 * 448) for ",
+          "x=nvfp4, or its reciprocal if you have the inverse of that");
     largest_scale_ = std::max(largest_scale_, s);
     each[0].push_back(s), each[1].push_back(s * (6.0f * 256)), each[2].push_back(s * kAmaxOfOne);
   }

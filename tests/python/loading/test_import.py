@@ -41,6 +41,20 @@ def test_what_is_loaded_later_is_there_when_it_is_asked_for():
         assert calibrate is quire.calibrate is quire.quantization.calibrate.calibrate
         assert quantize_model is quire.quantize_model and CalibrationReport.__module__ == "quire.quantization.calibrate"
         assert quire.integrations and quire.io and LayerCalibration
+        assert quire.integrations.transformers.register and quire.integrations.peft.prepare
+        assert not {"peft", "transformers"} & set(sys.modules)
+        for name in ("lightning", "torchtitan", "vllm"):
+            sys.modules[name] = None  # as if it were not installed
+            try:
+                getattr(quire.integrations, name)
+            except ImportError as error:
+                assert name in str(error), error
+            else:
+                assert False, name
+        try:
+            quire.integrations.transformer
+        except AttributeError as error:
+            assert "transformers" in str(error), error
         print("done")"""
     assert python(code) == "done\n"
 

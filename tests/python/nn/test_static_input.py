@@ -102,7 +102,7 @@ def test_a_scale_that_is_not_loaded_or_no_scale_is_refused(case, wrong):
     with pytest.raises(RuntimeError, match=match) as refusal:
         model(x_of())
     said = "".join([str(refusal.value), *getattr(refusal.value, "__notes__", [])])
-    assert "In the layer '0'" in said and "quire.calibrate(model, batches).apply(model)" in said
+    assert "In the layer '0'" in said and "quire.calibrate(model, batches, recipe).apply(model)" in said
     weight = layer.weight.grad
     assert weight is None
     compiled = torch.compile(model, fullgraph=True)

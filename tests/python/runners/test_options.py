@@ -72,7 +72,9 @@ def calibrated_bits(x, w, scale, bias=None):
     return linear_bits(torch.cat([x, outlier]), w, bias)[:-1]
 
 
-@pytest.mark.parametrize("form", [float, lambda s: torch.tensor(s), lambda s: torch.tensor([s], dtype=torch.float64)])
+@pytest.mark.parametrize(
+    "form", [float, lambda s: torch.tensor(s), lambda s: torch.tensor([s], dtype=torch.float64), lambda s: [s]]
+)
 def test_an_input_scale_is_amax_by_6_times_448(form):
     x, w, bias = rand(5, H), rand(N, H, seed=1), rand(N, seed=2)
     scale = 2.0**-8  # an amax of 10.5
@@ -97,7 +99,7 @@ def test_scales_of_a_mixture_are_one_or_one_for_each_expert(per_expert):
     x, (weights, ids) = rand(7, H), choices()
     first = torch.tensor([2.0**-8, 2.0**-7, 2.0**-8, 2.0**-6]) if per_expert else torch.full((E,), 2.0**-8)
     second = torch.tensor([2.0**-3, 2.0**-2, 2.0**-4, 2.0**-3]) if per_expert else torch.full((E,), 2.0**-3)
-    given = (first, second) if per_expert else (2.0**-8, second[:1])
+    given = (first, second.tolist()) if per_expert else (2.0**-8, second[:1])
     made = runners.MoERunner(*GATED, w13_input_scale=given[0], w2_input_scale=given[1])
     y = torch.zeros(7, 2, H)
     for e in range(E):
@@ -130,6 +132,17 @@ NOT_FINITE = "an input_scale must be positive and finite; got .* or its reciproc
         *((lambda s=s: runners.LinearRunner(rand(N, H), input_scale=s), RuntimeError, NOT_FINITE)
           for s in (0, -1.0, float("nan"), float("inf"), 1e36, torch.tensor(0.0))),
         (lambda: runners.LinearRunner(rand(N, H), input_scale="1"), TypeError, "input_scale must be a number, got '1'"),
+        (lambda: runners.LinearRunner(rand(N, H), input_scale=["1"]), TypeError, "must be a number, got '1'"),
+        (lambda: runners.LinearRunner(rand(N, H), input_scale=[]), ValueError, "each expert, got an empty list"),
+        *((lambda x=x: runners.LinearRunner(rand(N, H), input_scale=0, x=x), RuntimeError, words)
+          for x, words in (("fp8_tensor", "amax / 448 of the calibration for x=fp8_tensor"),
+                           ("nvfp4", r"and amax / \(6 \* 448\) for x=nvfp4"))),
+        (
+            lambda: runners.MoERunner(*GATED, w13_input_scale=[0.1] * (E + 1)),
+            RuntimeError,
+            r"w13's input_scale must be .* one for each of 4, got Double \[5\]",
+        ),
+        (lambda: runners.MoERunner(*GATED, w2_input_scale=[1.0, 1.0, 0.0, 1.0]), RuntimeError, NOT_FINITE),
         (
             lambda: runners.LinearRunner(rand(N, H), input_scale=torch.tensor([1])),
             ValueError,

@@ -1,6 +1,8 @@
 """fp8_meta of layers, against amaxes of the operands and the scales that follow from them."""
 
 import copy
+import operator
+import pickle
 
 import pytest
 import torch
@@ -54,9 +56,23 @@ def test_it_is_a_copy_that_cannot_be_written_to():
     run(layer, 2)
     meta = layer.fp8_meta[FORWARD]
     before = quire.delayed_state(layer)
-    for write in (lambda: meta.scale.fill_(2.0), lambda: meta.amax_history[0].zero_()):
-        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+    for write in (
+        lambda: meta.scale.fill_(2.0),
+        lambda: meta.amax_history[0].zero_(),
+        lambda: meta.scale.__setitem__(0, 2.0),
+        lambda: operator.iadd(meta.scale, 1),
+        lambda: torch.add(meta.scale, 1, out=meta.scale),
+        lambda: meta.scale.detach().unbind()[0].fill_(2.0),
+    ):
+        with pytest.raises(RuntimeError, match=r"would write to fp8_meta.*quire\.set_delayed_state\(model, state\)"):
             write()
+    # What is computed of a copy is a tensor as any other.
+    scale = torch.ones(3).copy_(meta.scale)
+    for other in (scale, meta.scale * 1, copy.deepcopy(meta.scale), pickle.loads(pickle.dumps(meta.scale))):
+        assert type(other) is torch.Tensor and torch.equal(other, meta.scale)
+        assert other.fill_(7.0).tolist() == [7.0] * 3  # it can be written to
+    with pytest.raises(RuntimeError, match="must match the size"):
+        meta.scale + torch.ones(7)
     with pytest.raises(AttributeError, match="cannot assign to field 'scale'"):
         meta.scale = torch.ones(3)
     with pytest.raises(AttributeError, match="has no setter|can't set"):
