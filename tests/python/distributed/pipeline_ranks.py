@@ -19,9 +19,9 @@ WIDTH, MICROBATCHES, TOKENS, STEPS = 64, 4, 8, 3
 
 @dataclass(frozen=True)
 class Case:
-    """schedule: the name of a class of PyTorch. recipe: a name of every_recipe.py. shapes_given: whether the stage is told its shapes, so that PyTorch
-    does not run it to learn them. wgrad: where gradients of weights go: "autograd"; "main_grad"; "delayed", until
-    backward_dw()."""
+    """schedule: the name of a class of PyTorch. recipe: a name of every_recipe.py. shapes_given: whether the stage is
+    told its shapes, so that PyTorch does not run it to learn them. wgrad: where gradients of weights go: "autograd";
+    "main_grad"; "delayed", until backward_dw()."""
 
     schedule: str
     recipe: str
