@@ -300,9 +300,7 @@ class Product:
             given["offsets"] = offsets
         x, specs, own_amax = self._x_operand(x, x_buffers, given)
         if isinstance(weights[0], QuantizedTensor):
-            if torch.is_grad_enabled() and x.requires_grad:
-                self._check_gradient_of_x()
-            operands = [weight_operand(weight, (x, *biases), self.call.recipe) for weight in weights]
+            operands = [self._w_operand(weight, x, biases) for weight in weights]
             given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
             weights = [weight for weight, _ in operands]
         y, x_amax, w_amax = self.exchange.linear(self, x, weights, biases, recipe=specs.text, **given)
@@ -310,18 +308,21 @@ class Product:
             self._collect(x_amax if own_amax is None else own_amax, w_amax)
         return y
 
-    def _check_gradient_of_x(self) -> None:
-        """Raises RuntimeError if the layer's own recipe gives this gradient, and the one that replaces it cannot."""
-        own, weight = self.module.recipe, self.weights[0]
-        if own is None or own.backward_override != "dequantized" or weight.columnwise_data is not None:
-            return
-        if self.specs.backward in ("", "requantized"):
+    def _w_operand(
+        self, weight: QuantizedTensor, x: torch.Tensor, biases: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, Buffers]:
+        """weight_operand(). Raises RuntimeError if the layer's own recipe gives the gradient of x, and the one that
+        replaces it cannot."""
+        own, wanted = self.module.recipe, torch.is_grad_enabled() and x.requires_grad
+        gives = own is not None and own.backward_override == "dequantized" and weight.columnwise_data is None
+        if wanted and gives and self.specs.backward in ("", "requantized"):
             raise RuntimeError(
                 f"quire.{type(self.module).__name__}: the recipe of quire.autocast, {type(self.call.recipe).__name__}, "
                 "replaces the recipe of this layer, and needs w with columnwise_data for the gradient of x. The layer "
                 f"has only rowwise codes ({weight.spec_text}), from which its own recipe computes this gradient: run "
                 'the model outside of quire.autocast (quire.convert with gradients="input", or weights only)'
             )
+        return weight_operand(weight, (x, *biases), self.call.recipe)
 
     def _x_operand(
         self, x: torch.Tensor | QuantizedActivation, buffers: Buffers, given: dict[str, object]
