@@ -25,11 +25,11 @@ set(QUIRE_MODULES_OF_89 tiles_fp4 tiles_fp8)
 
 # A command that starts nvcc. ccache keeps what nvcc makes, as it does for C++, if -c is among the options, which changes
 # nothing beside -fatbin or -ptx. It compares the files that nvcc has read (CCACHE_DEPEND): for several chips `nvcc -E`
-# shows what one of them compiles, and a change for another one would go unnoticed. nvcc is asked for its version, because
-# the one on PATH may be a script.
+# shows what one of them compiles, and a change for another one would go unnoticed. It does not compare the folder of the
+# build (CCACHE_NOHASHDIR). nvcc is asked for its version, because the one on PATH may be a script.
 set(QUIRE_NVCC_CALL ${QUIRE_NVCC})
 if(QUIRE_CCACHE)
-  set(QUIRE_NVCC_CALL ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 "CCACHE_COMPILERCHECK=%compiler% --version"
+  set(QUIRE_NVCC_CALL ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 CCACHE_NOHASHDIR=1 "CCACHE_COMPILERCHECK=%compiler% --version"
       ${QUIRE_CCACHE_CALL} ${QUIRE_NVCC} -c)
 endif()
 
