@@ -22,6 +22,7 @@ from defaults import DEFAULTS
 from every_feature import Feature, Model, together
 from every_recipe import some
 from forks import in_child
+from pytorch import NO_AOTINDUCTOR
 from ranks import rank_of
 from steps import same, step
 
@@ -270,7 +271,7 @@ def inference(wrap, **options):
     return Way(wrap, rows=(24, 1, 40), trains=False, **options)
 
 
-NO_PACKAGE = {"quiretest": "what Inductor writes for this device is called from Python alone"}
+NO_PACKAGE = {"quiretest": "what Inductor writes for this device is called from Python alone"} | NO_AOTINDUCTOR
 NO_CHILDREN = {"quiretest": "the device's threads are the parent's"}
 WAYS = {
     "fullgraph": Way(lambda model, setting: setting.compiler(model), after=0, one_graph=True),

@@ -15,13 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 guards.profile_guard_manager = lambda *_: 0.0
 
 
+def _is(version: str) -> bool:
+    return torch.__version__.startswith(f"{version}.")
+
+
 def fails_with(version: str, why: str) -> pytest.MarkDecorator:
     """Skips a test with that minor version of PyTorch, such as "2.11"."""
-    return pytest.mark.skipif(torch.__version__.startswith(f"{version}."), reason=f"PyTorch {version}: {why}")
+    return pytest.mark.skipif(_is(version), reason=f"PyTorch {version}: {why}")
 
 
+def missing_with(version: str, why: str, *devices: str) -> dict[str, str]:
+    """The same for `missing` of a way or a feature (every_way.py, every_feature.py)."""
+    return dict.fromkeys(devices, f"PyTorch {version}: {why}") if _is(version) else {}
+
+
+_OTHER_DTYPES = "AOTInductor's runtime gives operators other dtypes than the exported ones"
 #: The file has numbers of torch.export's enumeration, which this runtime takes for c10's: float32 becomes float64.
-aotinductor = fails_with("2.11", "AOTInductor's runtime gives operators other dtypes than the exported ones")
+aotinductor = fails_with("2.11", _OTHER_DTYPES)
+NO_AOTINDUCTOR = missing_with("2.11", _OTHER_DTYPES, "cpu", "cuda")
 
 
 class Operators(TorchDispatchMode):
