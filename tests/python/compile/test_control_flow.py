@@ -6,6 +6,7 @@ from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.map import map as map_
 from torch._higher_order_ops.scan import scan
 
+import pytorch
 import quire
 from every_recipe import each, some
 
@@ -44,7 +45,14 @@ def gradients(function, recipe):
     return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
 
 
-@operators
+#: With a torch.nn.Linear too.
+ALIASES = {"scan": pytorch.fails_with("2.11", "the backward pass of scan might be aliasing the input or the output")}
+
+
+@pytest.mark.parametrize(
+    ("graph", "python"),
+    [pytest.param(*pair, marks=ALIASES.get(name, ()), id=name) for name, pair in OPERATORS.items()],
+)
 @each(some("fp8_current", "fp8_block", "mxfp4", "mxfp8", "nvfp4_no_sr"))
 def test_layers_in_control_flow_give_the_bits_of_python(graph, python, recipe):
     torch.compiler.reset()
