@@ -31,6 +31,7 @@ def amax_of_one(spec: str) -> int:
         return round(1 / float(one.dequantize()))
 
 
+@functools.cache
 def unit_of(spec: str) -> tuple[str, int]:
     """What a static scale is under a spec: a factor or a divisor of codes, with the amax for which it is 1; or the amax
     itself."""
@@ -49,7 +50,7 @@ def same_unit(one: str, other: str) -> bool:
 
 @own_context()
 @subnormals_kept()
-def static_scale(amax: float, spec: str) -> torch.Tensor:
+def scale_of_amax(amax: float, spec: str) -> torch.Tensor:
     """float32 [1], the scale that a layer with an input under `spec`, which has the option `given`, has for an amax."""
     kind, largest = unit_of(spec)
     value = torch.tensor([amax], dtype=torch.float32, device="cpu")

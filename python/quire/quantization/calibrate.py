@@ -10,7 +10,7 @@ import torch
 from quire.autocast import autocast
 from quire.checks import check_type, counted
 from quire.loading.float_mode import subnormals_kept
-from quire.nn.input_scale import amax_of_one, measured, static_scale
+from quire.nn.input_scale import amax_of_one, measured, scale_of_amax
 from quire.nn.own_context import callers_device, own_context, running
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import (
@@ -72,7 +72,7 @@ def scales_of(
             f"layers out of the recipe by filter={remedy}"
         )
     return {
-        matmul: torch.cat([static_scale(amax, specs[matmul.layer]) for amax in each.values()])
+        matmul: torch.cat([scale_of_amax(amax, specs[matmul.layer]) for amax in each.values()])
         for matmul, each in found.items()
     }
 

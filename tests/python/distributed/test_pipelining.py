@@ -35,6 +35,11 @@ def test_a_pipeline_trains_as_one_process(two, schedule, recipe, shapes_given, w
     two.run(trains_as_one_process, Case(schedule, recipe, shapes_given, wgrad))
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4", "delayed"])
+def test_a_compiled_pipeline_trains_as_one_process(two, recipe):
+    two.run(trains_as_one_process, Case(ONE_F_ONE_B, recipe, shapes_given=False, compiled=True))
+
+
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_a_traced_pipeline_trains_as_one_process(two, recipe):

@@ -12,19 +12,10 @@ from torch import nn
 
 import quire
 from pairwise import pairwise
+from python.quantization.scales_of_amax import F32, SCALES
 from quire import io
 
-F32 = np.float32
 NVFP4_MUL, NVFP4_DIV = "nvfp4:global=mul", "nvfp4:global=div"
-#: Spec of x -> the scale of an amax, by numerics.md 2.5, 5.9 and 5.11.
-SCALES = {
-    "fp8_tensor:given": lambda amax: amax / F32(448),
-    "fp8_tensor:e5m2:given": lambda amax: amax / F32(57344),
-    "nvfp4:global=mul:given": lambda amax: amax / F32(2688),
-    "nvfp4:4over6=mse:256:global=mul:given": lambda amax: amax / F32(1536),
-    "nvfp4:global=div:given": lambda amax: F32(2688) / amax,
-    "nvfp4:given": lambda amax: amax,
-}
 
 
 def recipe(x: str, w: str = "fp8_tensor") -> str:

@@ -5,27 +5,17 @@ import io as files
 import pickle
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import quire
 from python.io.checkpoint_files import raw
+from python.quantization.scales_of_amax import F32, SCALES
 from quire import io
 
 pytestmark = pytest.mark.any_device
 
-F32 = np.float32
-#: Spec of x -> the scale of an amax, by numerics.md 2.5, 5.9 and 5.11.
-SCALES = {
-    "fp8_tensor:given": lambda amax: amax / F32(448),
-    "fp8_tensor:e5m2:given": lambda amax: amax / F32(57344),
-    "nvfp4:global=mul:given": lambda amax: amax / F32(2688),
-    "nvfp4:4over6=mse:256:global=mul:given": lambda amax: amax / F32(1536),
-    "nvfp4:global=div:given": lambda amax: F32(2688) / amax,
-    "nvfp4:given": lambda amax: amax,
-}
 FP8 = "x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8"
 
 
