@@ -273,7 +273,7 @@ class autocast:
         if unknown:
             check_options("autocast", ("enabled", "calibrating", "recipe", "amax_reduction_group"), unknown)
         check_flags("autocast", "recipe", enabled=enabled, calibrating=calibrating)
-        if amax_reduction_group is not None and not hasattr(amax_reduction_group, "group_name"):
+        if amax_reduction_group is not None and getattr(amax_reduction_group, "group_name", None) is None:
             raise TypeError(
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "
                 "torch.distributed.new_group makes one"

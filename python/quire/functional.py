@@ -381,7 +381,7 @@ def synchronize(device: torch.device | str | None = None) -> None:
     Raises:
         RuntimeError: for that error, and for a device on which quire cannot compute.
     """
-    device = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+    device = torch.accelerator.current_accelerator(check_available=True) if device is None else torch.device(device)
     if device is None:
         return
     if runs_later(device):

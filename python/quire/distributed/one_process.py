@@ -106,7 +106,7 @@ def _gathered(t: torch.Tensor, cut: _Cut) -> torch.Tensor:
     gathered = start_gather(own, parallel.size, parallel.group)
     of_ranks = torch.ops._c10d_functional.wait_tensor(gathered).unflatten(0, (parallel.size, own.shape[0]))
     whole = torch.cat([piece.flatten(0, 1) for piece in of_ranks.split(pieces, 1)])
-    return whole.movedim(0, dim).contiguous()
+    return _moved(whole, dim)
 
 
 def _part(t: torch.Tensor, place: torch.Tensor, cut: _Cut) -> torch.Tensor:
@@ -117,7 +117,15 @@ def _part(t: torch.Tensor, place: torch.Tensor, cut: _Cut) -> torch.Tensor:
         whole.unflatten(0, (parallel.size, piece)).index_select(0, place[:1]).squeeze(0)
         for whole, piece in zip(wholes, pieces, strict=True)
     ]
-    return torch.cat(each).movedim(0, dim).contiguous()
+    return _moved(torch.cat(each), dim)
+
+
+def _moved(t: torch.Tensor, dim: int) -> torch.Tensor:
+    """Contiguous, with dimension 0 of t as dimension dim."""
+    moved = t.movedim(0, dim)
+    # contiguous() returns the same tensor then. A compiled autograd.Function whose forward ends with an operator that
+    # does that has a gradient of 0 with PyTorch 2.11.
+    return moved if moved.is_contiguous() else moved.contiguous()
 
 
 class _Whole(torch.autograd.Function):

@@ -81,6 +81,9 @@ class _Specs:
     w: str
     dy: str
 
+    def __hash__(self) -> int:  # Dynamo of PyTorch 2.11 asks for it before there are fields
+        return hash(_Specs)
+
     def __call__(self, role: str) -> str:
         return str(getattr(self, role))
 

@@ -108,6 +108,10 @@ class RoutingMapFormat(enum.IntEnum):
     BITMAP_U8 = 1
 
 
+#: By their names, and by their numbers, which the members equal.
+_FORMATS = {key: format for format in RoutingMapFormat for key in (format.name.lower(), int(format))}
+
+
 @positional(
     *("scaling_factor", "score_function", "expert_bias", "routing_map_format", "topk_indices"),
     *("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"),
@@ -214,11 +218,8 @@ def fused_moe_aux_loss(
 
 
 def _format(value: str | int) -> RoutingMapFormat:
-    names = {format.name.lower(): format for format in RoutingMapFormat}
-    if isinstance(value, str) and value in names:
-        return names[value]
-    if not isinstance(value, str) and value in list(RoutingMapFormat):
-        return RoutingMapFormat(value)
+    if isinstance(value, str | int) and value in _FORMATS:
+        return _FORMATS[value]
     raise ValueError(f"routing_map_format must be 'bytemap' (0) or 'bitmap_u8' (1), got {value!r}")
 
 

@@ -71,7 +71,8 @@ def soft_caps(x: torch.Tensor, beta1: float, beta2: float, dtype: torch.dtype) -
     """te.ops.SiTUGLU."""
     gate, linear = x.float().chunk(2, -1)
     gate = beta1 * torch.tanh(gate / beta1) * torch.sigmoid(gate)
-    return (gate * beta2 * torch.tanh(linear / beta2)).to(dtype)
+    y = gate * beta2 * torch.tanh(linear / beta2)
+    return y if y.dtype == dtype else y.to(dtype)  # for SoftCapsOfCodes, as one_process._moved() explains
 
 
 class SoftCapsOfCodes(torch.autograd.Function):

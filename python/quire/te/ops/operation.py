@@ -252,5 +252,6 @@ def _distinct(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -
     found: list[torch.Tensor] = []
     for tensor in results:
         taken = any([tensor is other for other in (*inputs, *found)])
-        found.append(tensor.view_as(tensor) if taken else tensor)
+        # In a graph a view of each: one_process._moved() explains what PyTorch 2.11 does without.
+        found.append(tensor.view_as(tensor) if taken or torch.compiler.is_compiling() else tensor)
     return tuple(found)
