@@ -13,7 +13,8 @@ from quire.loading.devices import HOST, devices
 class _Callers(threading.local):
     """The default device outside of the outermost own_context() of this thread; None outside of all."""
 
-    device: torch.device | None = None
+    def __init__(self) -> None:
+        self.device: torch.device | None = None
 
 
 _CALLERS = _Callers()

@@ -92,7 +92,8 @@ def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 class _Caller(threading.local):
     """Of PyTorch's operators. is_layer: a layer of quire, which warns itself."""
 
-    is_layer = False
+    def __init__(self) -> None:
+        self.is_layer = False
 
 
 _CALLER = _Caller()
