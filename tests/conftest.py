@@ -189,9 +189,11 @@ def serve() -> Path:
     """The program of examples/serve_cpp, as a user would build it: against an installation, not the build folder."""
     import torch
 
+    from pytorch import need_cmake_package
     from quire.loading import library
     from workspace import ROOT, tool
 
+    need_cmake_package()
     built = library.FOLDER.resolve().parent
     folder = built / "serve"
     folder.mkdir(exist_ok=True)

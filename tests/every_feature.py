@@ -9,7 +9,7 @@ from torch import distributed
 
 import quire
 from every_recipe import STATIC
-from pytorch import missing_with
+from pytorch import UNWRITTEN
 from quire.distributed import Parallel
 from steps import call
 
@@ -76,11 +76,6 @@ def _fused(name, calls=({}, {}, {}), **options):
 def _in_a_ring(_):
     """A column and a row layer."""
     return LAYERS["LayerNormMLP"](parallel=Parallel("column", distributed.group.WORLD, sequence=True, overlap="ring"))
-
-
-#: Of one process that stands for several.
-_AS_IT_WAS = "the fake group leaves memory for what others send as it was"
-UNWRITTEN = {"cuda": _AS_IT_WAS} | missing_with("2.11", _AS_IT_WAS, "cpu", "quiretest")
 
 
 class _Calibrated(torch.nn.Module):

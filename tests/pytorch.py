@@ -4,6 +4,7 @@ says these times. And Python looks for garbage less often: what imports and comp
 through it takes a tenth of their time."""
 
 import gc
+from pathlib import Path
 
 gc.set_threshold(20000, 20, 20)
 
@@ -33,6 +34,23 @@ _OTHER_DTYPES = "AOTInductor's runtime gives operators other dtypes than the exp
 #: The file has numbers of torch.export's enumeration, which this runtime takes for c10's: float32 becomes float64.
 aotinductor = fails_with("2.11", _OTHER_DTYPES)
 NO_AOTINDUCTOR = missing_with("2.11", _OTHER_DTYPES, "cpu", "cuda")
+
+
+_AS_IT_WAS = "the fake group leaves memory for what others send as it was"
+#: Of one process that stands for several.
+fake_group = fails_with("2.11", _AS_IT_WAS)
+UNWRITTEN = {"cuda": _AS_IT_WAS} | missing_with("2.11", _AS_IT_WAS, "cpu", "quiretest")
+
+#: Of functions whose result is a constant for Dynamo (torch.compiler.assume_constant_result).
+takes_objects = fails_with("2.11", "Dynamo passes them no object of a class that it does not know")
+
+
+def need_cmake_package() -> None:
+    """Skips a test where find_package(Torch) of a build with CUDA finds no CUDA toolkit (docs/serve-cpp.md)."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if torch.version.cuda and not (CUDA_HOME and Path(CUDA_HOME, "include/cuda_runtime.h").exists()):
+        pytest.skip(f"find_package(Torch) of {torch.__version__} needs a CUDA toolkit")
 
 
 class Operators(TorchDispatchMode):

@@ -4,6 +4,7 @@ nothing, and its steps are captured with their collectives. With a group that mo
 import pytest
 import torch
 
+import pytorch
 import quire
 import ranks
 from device import device as testdevice
@@ -18,6 +19,7 @@ def step_of(name, place, monkeypatch):
         return Step(name)
 
 
+@pytorch.fake_group
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_of_a_rank_waits_for_nothing_and_is_replayed(name, rank, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import quire
+import torch_pin
 from walk import sources, walks
 
 pytestmark = pytest.mark.slow  # compiles C++
@@ -161,6 +162,9 @@ def test_no_link_of_the_page_is_dead(text, root):
     assert not [link for link in LINK.findall(text) if not (root / link).is_file()]
 
 
+@pytest.mark.skipif(
+    torch_pin.minor(torch.__version__) < torch_pin.NEWEST, reason="lines are counted with the newest PyTorch"
+)
 @pytest.mark.parametrize("part", COST["MoE"])
 @pytest.mark.parametrize("layer", COST)
 def test_the_way_to_the_kernels_does_not_get_longer(layer, part, recorded, mixture):

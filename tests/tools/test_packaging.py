@@ -14,6 +14,7 @@ import torch
 
 import dev
 import quire
+from pytorch import need_cmake_package
 from quire.loading import library as loaded
 from workspace import ROOT, tool, version_of
 
@@ -151,6 +152,7 @@ def test_find_package_takes_the_operators_for_the_torch_that_was_found(tmp_path,
 @pytest.fixture(scope="module")
 def consumer(site, tmp_path_factory) -> Path:
     """tests/consumer built against the wheel."""
+    need_cmake_package()
     folder = tmp_path_factory.mktemp("consumer")
     # A CUDA build of PyTorch insists on a CUDA toolkit in find_package(Torch).
     with_torch = torch.version.cuda is None or shutil.which("nvcc") is not None

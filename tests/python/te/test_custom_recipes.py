@@ -9,6 +9,7 @@ import pytest
 import torch
 from quire.te.recipe import CustomRecipe, Format
 
+import pytorch
 import quire
 import quire.te as te
 from quire import recipe as recipes
@@ -94,6 +95,7 @@ def test_a_layer_computes_as_under_the_recipe_of_the_same_specs(factory, meant, 
     assert not same(found, result(other, layer, x))
 
 
+@pytorch.takes_objects
 @pytest.mark.parametrize("named", [False, True])
 def test_a_compiled_function_asks_the_factory_of_a_recipe_that_nobody_has_read(named, layer, x, compiler):
     recipe = CustomRecipe(by_name if named else mxfp8)
@@ -153,7 +155,7 @@ def by_name(role):
     return te.IdentityQuantizer() if role.name.startswith("plain") else current(role)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytorch.takes_objects)])
 def test_a_factory_that_reads_names_gives_each_layer_its_own_quantizers(compiled, x, compiler):
     recipe = CustomRecipe(by_name)
     expected = {
@@ -176,6 +178,7 @@ def test_a_factory_that_reads_names_gives_each_layer_its_own_quantizers(compiled
                 assert torch.equal(y, layer(x))
 
 
+@pytorch.takes_objects
 def test_a_compiled_layer_does_not_go_on_with_another_recipe_of_that_kind(x, layer, compiler):
     compiled = compiler(layer)
     for factory in (by_name, lambda role: nvfp4(role) if role.name == "first" else None, by_name):
@@ -347,6 +350,7 @@ def test_what_no_recipe_can_do_is_refused_in_words(act, error, words):
         act()
 
 
+@pytorch.takes_objects
 def test_what_a_layer_cannot_do_is_refused_in_words(x, compiler):
     recipe = CustomRecipe(delayed_by_name)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from quire.te.recipe import CustomRecipe
 
+import pytorch
 import quire
 import quire.te as te
 from quire import recipe as recipes
@@ -98,7 +99,7 @@ def mlp_of(name="mlp"):
     return quire.LayerNormMLP(64, 96, name=name)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytorch.takes_objects)])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_the_matmuls_of_a_layer_can_have_different_quantizers(pair, compiled, compiler):
     mlp = mlp_of()
@@ -111,7 +112,10 @@ def test_the_matmuls_of_a_layer_can_have_different_quantizers(pair, compiled, co
         assert not same(found, steps(other, list(other.parameters()), WAYS[way][1]))
 
 
-@pytest.mark.parametrize(("made", "compiled"), [("once", False), ("once", True), ("in each step", False)])
+@pytest.mark.parametrize(
+    ("made", "compiled"),
+    [("once", False), pytest.param("once", True, marks=pytorch.takes_objects), ("in each step", False)],
+)
 def test_some_layers_can_have_delayed_scaling(made, compiled, compiler):
     torch.manual_seed(0)
     first, second = quire.Linear(64, 96, name="first"), quire.Linear(96, 64, name="second")
