@@ -21,9 +21,8 @@ class _Cut(NamedTuple):
 
 
 class _State(threading.local):
-    def __init__(
-        self,
-    ) -> None:  # not an attribute of the class: no guard of a graph would see that a thread sets its own
+    # Not an attribute of the class: no guard of a graph would see that a thread sets its own.
+    def __init__(self) -> None:
         self.on = False
 
 

@@ -94,7 +94,7 @@ def sharding_of(weight: torch.Tensor, what: str) -> Parallel | None:
     if not is_dtensor(weight) or weight.placements[-1].is_replicate():
         return None
     placement, mesh = weight.placements[-1], weight.device_mesh
-    if type(placement) is not Shard or weight.dim() != 2:
+    if not isinstance(placement, Shard) or weight.dim() != 2:
         raise ValueError(
             f"{what}: a weight is sharded over ranks as Shard(0), by outputs, or as Shard(1), by inputs; got "
             f"{weight.placements} for a weight {list(weight.shape)}"
@@ -151,7 +151,7 @@ def layout_of_tokens(
             _check_mesh(x, name, parameter, what)
             if not all([p.is_replicate() for p in parameter.placements]):
                 refuse_placements(what, name, parameter)
-    tokens = tuple([p if type(p) is Shard and p.dim < x.dim() - features else Replicate() for p in x.placements])
+    tokens = tuple([p if isinstance(p, Shard) and p.dim < x.dim() - features else Replicate() for p in x.placements])
     gradients = tuple([Partial() if p.is_shard() else Replicate() for p in tokens])
     return Layout(x.device_mesh, tokens, tokens, gradients=gradients)
 
