@@ -62,7 +62,12 @@ def schemas():
     for schema in torch._C._jit_get_all_schemas():
         namespace, name = schema.name.split("::")
         written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if namespace == "aten" and written and name not in TWICE + LEFT_OUT and not any(word in name for word in NOT_VALUES):
+        if (
+            namespace == "aten"
+            and written
+            and name not in TWICE + LEFT_OUT
+            and not any(word in name for word in NOT_VALUES)
+        ):
             first = written[0]
             single = str(first.type) == "Tensor" and len(written) == 1
             if single and (first.name in ("out", "self") or first is schema.arguments[0]):
