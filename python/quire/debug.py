@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.checks import check_type, signed64
+from quire.checks import check_type, check_type_or_none, signed64
+from quire.nn.running_layers import told
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
 
@@ -199,7 +200,7 @@ _PRODUCTS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of the values that were quantized for one operand of matmuls.
+    """What became of the values that were quantized for one operand of matmuls.
 
     Attributes:
         role: "x", "w" or "dy"; "" if no matmul of a Linear has read the codes.
@@ -210,6 +211,11 @@ class Counts:
         saturated: how many became the largest code, as docs/observing.md defines it.
         underflowed: how many became zero, as docs/observing.md defines it.
         nonfinite: how many are NaN or infinite, as docs/observing.md defines it.
+        amax: the largest magnitude of the finite ones.
+        error: the norm of what rounding changed, relative to the norm of the values, of those that are finite before
+            and after.
+        layer: the path of the layer in the model that statistics() was given; "" for the model itself, for what none
+            of its layers has quantized, and without a model.
     """
 
     role: str
@@ -220,6 +226,9 @@ class Counts:
     saturated: int
     underflowed: int
     nonfinite: int
+    amax: float = 0.0
+    error: float = 0.0
+    layer: str = ""
 
     @property
     def product(self) -> str:
@@ -233,17 +242,21 @@ def _share(count: int, elements: int) -> str:
 
 
 class Statistics(list[Counts]):
-    """A list of Counts: one for each combination of role, spec and direction. str() gives a table, in which the counts
-    are shares of the elements.
+    """A list of Counts: one for each combination of layer, role, spec and direction, layers in the order of the model.
+    str() gives a table, in which the counts are shares of the elements.
     """
 
     def __str__(self) -> str:
-        head = ("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
-        rows = [head] + [
-            (
+        by_layer = any([row.layer for row in self])
+        head = ["role", "product", "direction", "spec", "tensors", "elements"]
+        head += ["saturated", "underflowed", "nonfinite", "amax", "error"]
+        rows = [["layer"] * by_layer + head] + [
+            [
+                *[row.layer or "-"] * by_layer,
                 *(row.role or "-", row.product or "-", row.direction, row.spec, str(row.tensors), str(row.elements)),
                 *(_share(n, row.elements) for n in (row.saturated, row.underflowed, row.nonfinite)),
-            )
+                *(f"{row.amax:.4g}", f"{row.error:.3%}"),
+            ]
             for row in self
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -251,22 +264,44 @@ class Statistics(list[Counts]):
 
 
 @contextlib.contextmanager
-def statistics() -> Iterator[Statistics]:
+def statistics(model: torch.nn.Module | None = None) -> Iterator[Statistics]:
     """Yields a list. After the context ends, the list has the counts of all values that were quantized within the
     context.
 
     It covers all threads of the process, eager and compiled code, forward and backward. Within the context quantization
     is many times slower.
 
+    Args:
+        model: with a model, the counts are by layer. Within the context compiled functions then run in eager mode
+            (torch.compiler.set_stance), whose results can differ (docs/inference.md). Programs that were exported
+            count for the module that calls them.
+
     Raises:
+        TypeError: if model is not a module or None.
         RuntimeError: within another statistics().
     """
+    check_type_or_none("debug.statistics", torch.nn.Module, model=model)
     rows = Statistics()
+    model = getattr(model, "_orig_mod", model)  # of one that torch.compile has wrapped
     with _alone(_counting, "statistics is already counting", torch.ops.quire.debug_count):
         try:
-            yield rows
+            with contextlib.nullcontext() if model is None else _by_layer(model):
+                yield rows
         finally:
             torch.ops.quire.debug_count(False)
-            for line in torch.ops.quire.debug_counted().splitlines():
-                role, spec, direction, *counts = line.split("\t")
-                rows.append(Counts(role, spec, direction, *map(int, counts)))
+            rows += _counted()
+            if model is not None:
+                order = {path: i for i, (path, _) in enumerate(model.named_modules())}
+                rows.sort(key=lambda row: order[row.layer])
+
+
+@contextlib.contextmanager
+def _by_layer(model: torch.nn.Module) -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"), told(model, torch.ops.quire.debug_count_for):
+        yield
+
+
+def _counted() -> Iterator[Counts]:
+    for line in torch.ops.quire.debug_counted().splitlines():
+        layer, role, spec, direction, *counts, amax, error = line.split("\t")
+        yield Counts(role, spec, direction, *map(int, counts), float(amax), float(error), layer)

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import itertools
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quire.autocast import active_recipe
 from quire.checks import check_type
 from quire.distributed.fully_sharded import fsdp_groups
+from quire.nn.running_layers import told
 from quire.tensor import QuantizedTensor
 
 
@@ -330,7 +330,7 @@ def explain(function: Callable, *args: object, verbose: bool | None = None, **kw
     text = ""
     with _sharded_as_before(function):
         try:
-            with torch.random.fork_rng(devices=[]), mode, _told(function, _note_layer):
+            with torch.random.fork_rng(devices=[]), mode, told(function, _note_layer):
                 _run(function, args, kwargs, mode.of_runners)
         finally:
             text = torch.ops.quire.explain_end()
@@ -563,78 +563,3 @@ def _own_gradients(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for t, grad in zip(tensors, before, strict=True):
             t.grad = grad
-
-
-# --- which layer of a model is computing, in its forward and in its backward pass
-
-
-@contextlib.contextmanager
-def _told(model: object, tell: Callable[[str], object]) -> Iterator[None]:
-    """Within it tell(path) is called whenever another module of the model begins to compute, also in backward. path:
-    its name in the model; "" for the model itself. Of what is no module it tells nothing."""
-    if not isinstance(model, torch.nn.Module):
-        yield
-        return
-    layers = _Layers(model, tell)
-    # Not hooks of the modules: with one, torch.nn.TransformerEncoderLayer would not take its fast path.
-    handles = (
-        torch.nn.modules.module.register_module_forward_pre_hook(layers.enter),
-        torch.nn.modules.module.register_module_forward_hook(layers.leave, always_call=True),
-    )
-    try:
-        with warnings.catch_warnings():
-            # Of a module that torch.compile has wrapped: these hooks need not run in its graph.
-            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-            yield
-    finally:
-        for handle in (*handles, *layers.of_nodes):
-            handle.remove()
-
-
-class _Layers:
-    """The modules whose forward is running, and the nodes of autograd that they have made."""
-
-    def __init__(self, model: torch.nn.Module, tell: Callable[[str], object]) -> None:
-        self._tell_caller = tell
-        self._paths = {module: path for path, module in model.named_modules()}
-        self._told = ""
-        #: Of each module whose forward is running: its path, and what was told before it began. In backward a
-        #: recomputed forward begins within a node of another module.
-        self._running: list[tuple[str, str]] = []
-        #: Nodes of which is known who has made them. Held, so that no other one gets the address of one.
-        self._known: set[object] = set()
-        self.of_nodes: list[torch.utils.hooks.RemovableHandle] = []
-
-    def enter(self, module: torch.nn.Module, args: tuple) -> None:
-        """Before the forward of a module, of any model and in any thread."""
-        if module in self._paths and not torch.compiler.is_compiling():
-            path = self._paths[module]
-            self._running.append((path, self._told))
-            self._tell(path)
-
-    def leave(self, module: torch.nn.Module, args: tuple, result: object) -> None:
-        """After it, also after an error. It does not see what was passed by keyword: PyTorch does not remove all of a
-        hook that does."""
-        if module in self._paths and self._running and not torch.compiler.is_compiling():
-            path, before = self._running.pop()
-            self._know(path, args, result)
-            self._tell(before)
-
-    def _tell(self, path: str) -> None:
-        self._told = path
-        self._tell_caller(path)
-
-    def _know(self, path: str, inputs: object, results: object) -> None:
-        """The nodes between inputs and results, of which no inner module has made any, are this module's."""
-        ends, ahead = _nodes_of(inputs), list(_nodes_of(results))
-        while ahead:
-            node = ahead.pop()
-            if node is None or node in ends or node in self._known:
-                continue
-            self._known.add(node)
-            self.of_nodes.append(node.register_prehook(lambda gradients: self._tell(path) and None))
-            ahead += [following for following, _ in node.next_functions]
-
-
-def _nodes_of(values: object) -> set[object]:
-    return {value.grad_fn for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)} - {None}

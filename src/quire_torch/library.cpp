@@ -100,6 +100,7 @@ void register_functions(torch::Library& m) {
   m.def("explain_note(str step) -> ()", note_step);
   m.def("explain_end() -> str", end_explanation);
   m.def("debug_count(bool on) -> ()", set_counting);
+  m.def("debug_count_for(str layer) -> ()", counting_for);
   m.def("debug_counted() -> str", counted);
   m.def("debug_record(bool on) -> ()", set_observing_operands);
   m.def("debug_recorded() -> Tensor[]", recorded_buffers);

@@ -23,30 +23,11 @@ def test_the_python_of_the_page_runs_and_the_counts_are_those_of_the_step(page):
     assert type(model.up) is quire.Linear and type(model.pooler) is torch.nn.Linear
     counted = {f"{row.role} {row.product}" for row in scope["counts"]}
     assert counted == {"x fprop", "w fprop", "dy wgrad", "x wgrad"}
-    counts_are_those_of_each_pass(scope["by_layer"])
+    assert {row.layer for row in scope["by_layer"]} == {"up"} and scope["worst"] in scope["by_layer"]
     times_are_those_of_the_layers(scope["milliseconds"], quire.Linear(256, 128), quire.Linear(128, 16384))
     times_are_those_of_the_layers(
         scope["milliseconds"], quire.LayerNormMLP(256, 64), torch.nn.Linear(256, 16384, bias=False)
     )
-
-
-def counts_are_those_of_each_pass(by_layer):
-    model = torch.nn.Sequential(quire.Linear(256, 64), torch.nn.ReLU(), quire.Linear(64, 32))
-    x, dy = torch.randn(32, 256), torch.randn(32, 32)
-
-    def step():
-        with quire.autocast(recipe="mxfp8"):
-            model(x).backward(dy)
-
-    with quire.debug.statistics() as whole:
-        step()
-    found = by_layer(model, step)
-    assert list(found) == ["0", "2"] and not any(layer._forward_hooks for layer in model)
-    for passes, _ in found.values():
-        assert [{row.role for row in counts} for counts in passes] == [{"x", "w"}, {"dy"}]
-    total = sum(row.elements for passes, _ in found.values() for counts in passes for row in counts)
-    assert total == sum(row.elements for row in whole)
-    assert found["0"][1]["x"] == x.abs().max().item() and found["2"][1]["dy"] == dy.abs().max().item()
 
 
 def times_are_those_of_the_layers(milliseconds, *layers):

@@ -64,7 +64,8 @@ def expected_counts(role, x, q, direction, decode):
     values, codes = values_of(x, q.spec, direction), codes_of(q, direction)
     scaled = values / decode(ones_like(q, direction), direction)
     _, bits, limit = element(q.spec)
-    finite = values.isfinite()
+    finite, decoded = values.isfinite(), decode(q, direction)
+    known = finite & decoded.isfinite()
     near = int((finite & ((scaled.abs() / limit - 1).abs() < 1e-6)).sum())
     counts = quire.debug.Counts(
         role,
@@ -75,6 +76,8 @@ def expected_counts(role, x, q, direction, decode):
         saturated=int((finite & (scaled.abs() > limit)).sum()),
         underflowed=int((finite & (values != 0) & (codes & (1 << bits - 1) - 1 == 0)).sum()),
         nonfinite=int((~finite).sum()),
+        amax=float(values[finite].abs().max()),
+        error=float((decoded - values)[known].norm() / values[known].norm()) if known.any() else 0.0,
     )
     return counts, near
 
@@ -110,7 +113,8 @@ def test_counts_are_those_of_the_codes(make_layer, make_wild, any_recipe, decode
             row = found.pop((record.role, direction))
             expected, near = expected_counts(record.role, plain[record.role], record.tensor, direction, decode)
             assert abs(row.saturated - expected.saturated) <= near <= 8
-            assert replace(row, saturated=expected.saturated) == expected
+            assert row.error == pytest.approx(expected.error, rel=1e-6)
+            assert replace(row, saturated=expected.saturated, error=expected.error) == expected
     # Under the NaN scale of a whole tensor no code is that of 0.
     whole = special and all("fp8_tensor" in row.spec for row in counted)
     assert not found and (sum(row.underflowed for row in counted) > 100) != whole
@@ -121,10 +125,13 @@ def test_a_given_scale_saturates(make_x):
     x = make_x(8, 32, dtype=torch.float32, requires_grad=False)
     scale = torch.tensor([300.0])
     with quire.debug.statistics() as counted:
-        quire.quantize(x, "fp8_tensor", scale=scale)
+        q = quire.quantize(x, "fp8_tensor", scale=scale)
     saturated = int((x.double().abs() * 300 > 464).sum())
     assert 10 < saturated < 100
-    assert list(counted) == [quire.debug.Counts("", "fp8_tensor", "rowwise", 1, 256, saturated, 0, 0)]
+    (row,) = counted
+    assert row.error == pytest.approx(float((q.dequantize().double() - x).norm() / x.double().norm()), rel=1e-6)
+    amax = float(x.abs().max())
+    assert replace(row, error=0) == quire.debug.Counts("", "fp8_tensor", "rowwise", 1, 256, saturated, 0, 0, amax)
 
 
 def test_delayed_scaling_saturates_where_its_scales_are_old(make_layer, make_x):
@@ -166,7 +173,8 @@ def test_rows_name_products_and_add_up(make_layer, make_x):
     assert {row.spec: row.tensors for row in counted if row.role == "w"} == {"nvfp4:16x16:nan": 2, "mxfp8:nan": 1}
     assert {row.elements for row in counted if row.spec == "nvfp4:16x16:nan"} == {2 * 64 * 96}
     assert str(counted).splitlines()[0].split() == [
-        *("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
+        *("role", "product", "direction", "spec", "tensors", "elements"),
+        *("saturated", "underflowed", "nonfinite", "amax", "error"),
     ]
     assert len(str(counted).splitlines()) == 1 + len(counted) == 13
 
@@ -175,7 +183,7 @@ def test_a_single_value_does_not_look_like_none():
     one = quire.debug.Counts("w", "mxfp8", "rowwise", 1, 512 * 512, 1, 1, 1)
     none = quire.debug.Counts("w", "mxfp8", "rowwise", 1, 512 * 512, 0, 0, 3)
     _, first, second = str(quire.debug.Statistics([one, none])).splitlines()
-    assert first.split()[-3:] == ["<0.001%"] * 3 and second.split()[-3:] == ["0.000%", "0.000%", "0.001%"]
+    assert first.split()[-5:-2] == ["<0.001%"] * 3 and second.split()[-5:-2] == ["0.000%", "0.000%", "0.001%"]
 
 
 def test_compiled_code_is_counted_alike(make_layer, make_x, compiler, recipe):
@@ -192,6 +200,60 @@ def test_compiled_code_is_counted_alike(make_layer, make_x, compiler, recipe):
             function(x).backward()
         found.append(list(counted))
     assert found[0] == found[1] and len(found[0]) == 6
+
+
+def steps_of(way, model, x, compiler):
+    """A function that trains a step and then quantizes outside of the model."""
+    function = compiler(model) if way == "compiled" else model
+
+    def step():
+        with quire.autocast(recipe="nvfp4"):
+            if way == "checkpointed":
+                y = quire.checkpoint(function, x)
+            else:
+                y = function(x)
+        y.sum().backward()
+        quire.quantize(torch.ones(3, 32), "mxfp8")
+
+    def in_another_thread():
+        (thread := threading.Thread(target=step)).start()
+        thread.join()
+
+    return function, in_another_thread if way == "in another thread" else step
+
+
+def sums_of(counted):
+    """The numbers of all layers together."""
+    found = {}
+    for row in counted:
+        numbers = row.tensors, row.elements, row.saturated, row.underflowed, row.nonfinite
+        key = row.role, row.spec, row.direction
+        found[key] = [a + b for a, b in zip(found.get(key, [0] * 5), numbers, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled", "checkpointed", "in another thread"])
+def test_each_layer_has_counts_of_its_own(way, compiler):
+    inner = torch.nn.Sequential(torch.nn.GELU(), quire.LayerNormMLP(96, 64))
+    model = torch.nn.Sequential(quire.Linear(64, 96), quire.MoE(96, 64, num_experts=4, top_k=2), inner)
+    x, states = torch.randn(32, 64, requires_grad=True), quire.rng_state(model)
+    function, step = steps_of(way, model, x, compiler)
+    with quire.debug.statistics() as together:
+        step()
+    quire.set_rng_state(model, states)
+    with quire.debug.statistics(function) as counted:
+        step()
+    assert list(dict.fromkeys(row.layer for row in counted)) == ["", "0", "1", "2.1"]
+    if way != "compiled":  # where Inductor would round otherwise
+        assert sums_of(counted) == sums_of(together)
+    outside, *_ = counted
+    assert (outside.layer, outside.spec, outside.tensors) == ("", "mxfp8", 1)
+    first = {(row.role, row.direction): row for row in counted if row.layer == "0"}
+    assert set(first) == set(quire.debug._PRODUCTS)
+    assert first["x", "rowwise"].amax == x.abs().max() and first["w", "columnwise"].amax == model[0].weight.abs().max()
+    assert first["dy", "rowwise"].elements == 32 * 96
+    assert str(counted).split()[0] == "layer" and str(together).split()[0] == "role"
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_all_threads_are_counted_and_nothing_afterwards(make_layer, make_x):

@@ -98,6 +98,12 @@ Statistics statistics(const QuantizeProblem& p, Direction direction) {
   const float top = largest(p.spec.element), below = decode(p.spec.element, p.spec.element_row().max_code() - 1);
   const float limit = top + (top - below) / 2;
   const int magnitude = p.spec.element_row().magnitudes() - 1;
+  const DequantizeProblem codes{.spec = p.spec,
+                                .direction = direction,
+                                .data = side.data,
+                                .scale = side.scale,
+                                .amax = side.amax,
+                                .out = {.rows = t.outer, .cols = t.contraction}};
   Statistics n{.elements = t.outer * t.contraction};
   float group[kValueGroup];
   for (int64_t o = 0; o < t.outer; ++o)
@@ -110,6 +116,13 @@ Statistics statistics(const QuantizeProblem& p, Direction direction) {
       n.nonfinite += !is_finite(value);
       n.saturated += is_finite(value) && !std::isnan(scale.stored) && std::fabs(value * scale.multiplier) > limit;
       n.underflowed += is_finite(value) && value != 0 && (code & magnitude) == 0;
+      if (!is_finite(value)) continue;
+      n.amax = std::max(n.amax, std::fabs(value));
+      const float decoded = value_of(codes, o, l);
+      if (!is_finite(decoded)) continue;
+      const double error = static_cast<double>(decoded) - value;
+      n.squares += static_cast<double>(value) * value;
+      n.errors += error * error;
     }
   return n;
 }

@@ -12,6 +12,20 @@ struct Statistics {
   int64_t saturated = 0;    ///< finite, and times its scale more than half a step above the largest element value
   int64_t underflowed = 0;  ///< finite and not 0, but the code is that of 0
   int64_t nonfinite = 0;    ///< NaN or infinite
+  float amax = 0;           ///< the largest magnitude of a finite value
+  double squares = 0;       ///< of finite values whose codes stand for finite ones: the sum of their squares
+  double errors = 0;        ///< the same, of the squared differences from what the codes stand for
+
+  Statistics& operator+=(const Statistics& more) {
+    elements += more.elements;
+    saturated += more.saturated;
+    underflowed += more.underflowed;
+    nonfinite += more.nonfinite;
+    if (more.amax > amax) amax = more.amax;
+    squares += more.squares;
+    errors += more.errors;
+    return *this;
+  }
 };
 
 }  // namespace quire

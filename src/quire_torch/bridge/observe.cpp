@@ -3,6 +3,9 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <atomic>
+#include <charconv>
+#include <cmath>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,6 +13,7 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "quire/base/check.h"
@@ -56,6 +60,12 @@ void write(Explanation& to, const std::string& text) {
   to.text += text;
 }
 
+/// Reads back as the same number.
+std::string decimal(double value) {
+  char digits[32];
+  return {digits, std::to_chars(digits, std::end(digits), value).ptr};
+}
+
 const char* name(Direction d) { return d == Direction::rowwise ? "rowwise" : "columnwise"; }
 
 /// Adds a problem that has run to this thread's explanation, if there is one. name: "OPERATION\tNAME".
@@ -85,43 +95,50 @@ quire::Operand operand_of(const QuantizeProblem& p, Direction d) {
           .data = (rowwise ? p.rowwise : p.columnwise).data};
 }
 
+/// The layer for which this thread computes, as counting_for() has said since counting began, or "".
+struct Layer {
+  std::string name;
+  uint64_t began = 0;  ///< how often counting had begun then
+};
+thread_local Layer of_thread;
+
 struct Count {
   int64_t tensors = 0;
   quire::Statistics of{};
 
   Count& operator+=(const Count& more) {
     tensors += more.tensors;
-    of.elements += more.of.elements;
-    of.saturated += more.of.saturated;
-    of.underflowed += more.of.underflowed;
-    of.nonfinite += more.of.nonfinite;
+    of += more.of;
     return *this;
   }
 };
 
 struct Counts {
-  using Key = std::tuple<std::string, std::string, Direction>;  ///< role, spec, direction
+  using Key = std::tuple<std::string, std::string, std::string, Direction>;  ///< layer, role, spec, direction
 
   std::atomic<bool> on{false};
+  std::atomic<uint64_t> began{0};
   quire::ProcessMutex mutex;
   std::map<Key, Count> by_operand;
   /// Operands without a role, by the memory of their codes, until a product reads them.
   std::map<const void*, std::pair<Key, Count>> unclaimed;
 
+  std::string layer() const { return of_thread.began == began ? of_thread.name : std::string(); }
   void add(const char* role, const std::string& spec, Direction d, const Count& count, const void* codes) {
     const std::lock_guard lock(mutex);
     settle(codes);
+    const Key key{layer(), role, spec, d};
     if (*role != '\0')
-      by_operand[{role, spec, d}] += count;
+      by_operand[key] += count;
     else
-      unclaimed[codes] = {Key{role, spec, d}, count};
+      unclaimed[codes] = {key, count};
   }
   void claim(const char* role, const quire::Operand& read) {
     const std::lock_guard lock(mutex);
     const auto found = unclaimed.find(read.data);
     // More than was quantized there: the memory has been used again, for codes of other ranks.
     if (found == unclaimed.end() || read.outer * read.contraction > found->second.second.of.elements) return;
-    std::get<0>(found->second.first) = role;
+    std::get<1>(found->second.first) = role;
     settle(read.data);
   }
   /// The codes have been overwritten, or found their role.
@@ -255,9 +272,12 @@ void set_counting(bool on) {
   if (on) {
     c.by_operand.clear();
     c.unclaimed.clear();
+    ++c.began;
   }
   if (c.on.exchange(on) != on) observers += on ? 1 : -1;
 }
+
+void counting_for(std::string layer) { of_thread = {std::move(layer), counts().began}; }
 
 void set_observing_operands(bool on) {
   if (set_recording(on)) observers += on ? 1 : -1;
@@ -269,9 +289,12 @@ std::string counted() {
   while (!c.unclaimed.empty()) c.settle(c.unclaimed.begin()->first);
   std::string lines;
   for (const auto& [key, count] : c.by_operand) {
-    const auto& [role, spec, direction] = key;
-    lines += quire::text(role, "\t", spec, "\t", name(direction), "\t", count.tensors, "\t", count.of.elements, "\t",
-                         count.of.saturated, "\t", count.of.underflowed, "\t", count.of.nonfinite, "\n");
+    const auto& [layer, role, spec, direction] = key;
+    const quire::Statistics& of = count.of;
+    const double error = of.squares > 0 ? std::sqrt(of.errors / of.squares) : 0.0;
+    lines += quire::text(layer, "\t", role, "\t", spec, "\t", name(direction), "\t", count.tensors, "\t", of.elements,
+                         "\t", of.saturated, "\t", of.underflowed, "\t", of.nonfinite, "\t", decimal(of.amax), "\t",
+                         decimal(error), "\n");
   }
   return lines;
 }

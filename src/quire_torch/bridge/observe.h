@@ -29,8 +29,11 @@ std::string end_explanation();
 /// Turns counting on (from zero) or off, for the whole process. Counts what kernels quantize, of
 /// groups only what the host's do; not what is captured.
 void set_counting(bool on);
-/// A line per operand since counting was turned on: "ROLE\tSPEC\tDIRECTION\tTENSORS\tELEMENTS\tSATURATED\tUNDERFLOWED\t
-/// NONFINITE".
+/// From now on this thread computes for the layer of that name, until counting ends.
+void counting_for(std::string layer);
+/// A line per layer and operand since counting was turned on:
+/// "LAYER\tROLE\tSPEC\tDIRECTION\tTENSORS\tELEMENTS\tSATURATED\tUNDERFLOWED\tNONFINITE\tAMAX\tERROR". AMAX: the largest
+/// finite magnitude. ERROR: of finite values, the root of the sum of squared errors, relative to that of the squares.
 std::string counted();
 
 /// Turns copies of operands (records.h) on or off, for the whole process.
