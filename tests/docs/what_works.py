@@ -6,7 +6,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,20 +203,19 @@ COLUMNS = (
     ),
 )
 
-#: How the page about files writes the recipes of a row, if not as the row does.
-WRITTEN = {"weights only (`x=none`)": "`x=none,", "static scale of x (`given`)": ":given,"}
 
-
-def dialects(row: str) -> str:
-    """The dialects that store the recipe without loss, by the table of docs/checkpoints.md."""
-    if row in DELAYED:
-        return f"no ({DELAYED[row]})"
+def files() -> Iterator[list[str]]:
+    """Recipes, and the dialects that store them without loss, by the table of docs/checkpoints.md."""
     lines = CHECKPOINTS.read_text().split("| recipe | dialects |\n", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
-    found = {"`quire`": None}
-    for recipe, names in (line.strip("| ").split(" | ") for line in lines):
-        if WRITTEN.get(row, row) in (recipe if row in WRITTEN else recipe.split(", ")):
-            found |= dict.fromkeys(re.findall(r"`[\w-]+`", names.split(";")[0]))
-    return ", ".join(found)
+    stored = {}
+    for recipes, names in (line.strip("| ").split(" | ") for line in lines):
+        found = re.findall(r"`[\w-]+`", names.split(";")[0])
+        stored |= {recipe: ", ".join(["`quire`", *found]) for recipe in recipes.split(", ") if recipe[0] == "`"}
+    for row in ROWS:
+        if row.startswith("`"):
+            yield [row, f"no ({DELAYED[row]})" if row in DELAYED else stored.pop(row, "`quire`")]
+    yield from map(list, stored.items())
+    yield ["others, such as `x=none,w=nvfp4`", "`quire`"]
 
 
 TEXT = """# What works
@@ -278,7 +277,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def text() -> str:
     features = table(["feature", "recipes"], [[column.title, column.recipes()] for column in COLUMNS])
-    files = table(["recipe", "files, by the name of their dialect"], [[row, dialects(row)] for row in ROWS])
+    stored = table(["recipe", "files, by the name of their dialect"], list(files()))
     own = importlib.import_module("every_way").RECIPES
     names = ", ".join(name.replace("_", " ") if name == "high_precision" else f"`{name}`" for name in own)
     ways = table(
@@ -286,7 +285,7 @@ def text() -> str:
         [[name, "forward and backward" if way.trains else "forward"] for name, way in WAYS.items()],
     )
     recipes = names.replace("`delayed`", "`fp8_delayed`")
-    return TEXT.format(features=features, files=files, rows=", ".join(ROWS), ways=ways, recipes=recipes)
+    return TEXT.format(features=features, files=stored, rows=", ".join(ROWS), ways=ways, recipes=recipes)
 
 
 if __name__ == "__main__":
