@@ -99,7 +99,7 @@ std::vector<Mutant> some_mutants(const Subject& subject, const std::string& kind
   return mutants;
 }
 
-std::size_t most_mutants() { return many_cases() ? 100000 : 5; }
+std::size_t most_mutants() { return many_cases() ? 100000 : 3; }
 
 TEST(Mutations, EachIsNoticedWhereTestsComeToIt) {
   for (const Subject& s : subjects()) {

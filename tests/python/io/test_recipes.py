@@ -337,6 +337,16 @@ def test_gpt_oss_has_all_experts_in_one_tensor(single, tmp_path):
     assert raw(tmp_path / "a")["mlp.experts.gate_up_proj_bias"][1] == (4, 192)
 
 
+def test_gpt_oss_takes_no_names_that_its_readers_do_not_look_for(tmp_path):
+    layer = quire.GroupedLinear(4, 64, 96, single_grouped_weight=True).requires_grad_(False)
+    model = quire.convert(
+        nn.ModuleDict({"experts": layer}), "x=none,w=mxfp4", for_inference=True, min_features=1, tokens=None
+    )
+    with pytest.raises(io.CheckpointError, match=r"end with .gate_up_proj or .down_proj; got 'experts'"):
+        io.save(model, tmp_path / "a", dialect="gpt_oss")
+    assert not (tmp_path / "a").exists()
+
+
 class Tied(nn.Module):
     """Whose output layer shares the embedding."""
 

@@ -30,6 +30,7 @@ _PARTS = (
 )
 _PLAIN = Layout("mxfp4", "mxfp4", _PARTS, parameter="", stacked=True)
 _GATED = dataclasses.replace(_PLAIN, name="mxfp4:gate_up", alternating=True)
+_STEM = re.compile(r".*\.(gate_up_proj|down_proj)$")
 _NAME = re.compile(r"^(?P<stem>.*\.(?P<kind>gate_up_proj|down_proj))_(blocks|scales)$")
 
 
@@ -77,6 +78,12 @@ class GptOss(LayoutDialect):
             raise CheckpointError(
                 f"{self.name} stores [E, N, K] with K a multiple of 32, an even N of gate and up; got {list(shape)}",
                 "stack the experts of a layer, or choose another dialect",
+                tensor=name,
+            )
+        if _STEM.match(name) is None:
+            raise CheckpointError(
+                f"readers of {self.name} find experts by names that end with .gate_up_proj or .down_proj; got {name!r}",
+                "name the layers of the model so, as those of quire.MoE are in this dialect, or choose another dialect",
                 tensor=name,
             )
         origin = stored.origin
