@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.checks import check_type, check_type_or_none, signed64
-from quire.nn.running_layers import told
+from quire.nn.running_layers import paths_of, told
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
 
@@ -282,7 +282,6 @@ def statistics(model: torch.nn.Module | None = None) -> Iterator[Statistics]:
     """
     check_type_or_none("debug.statistics", torch.nn.Module, model=model)
     rows = Statistics()
-    model = getattr(model, "_orig_mod", model)  # of one that torch.compile has wrapped
     with _alone(_counting, "statistics is already counting", torch.ops.quire.debug_count):
         try:
             with contextlib.nullcontext() if model is None else _by_layer(model):
@@ -291,8 +290,8 @@ def statistics(model: torch.nn.Module | None = None) -> Iterator[Statistics]:
             torch.ops.quire.debug_count(False)
             rows += _counted()
             if model is not None:
-                order = {path: i for i, (path, _) in enumerate(model.named_modules())}
-                rows.sort(key=lambda row: order[row.layer])
+                order = list(paths_of(model).values())
+                rows.sort(key=lambda row: order.index(row.layer))
 
 
 @contextlib.contextmanager

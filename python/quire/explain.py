@@ -157,15 +157,16 @@ class Explanation:
 
 #: What a report calls the module that was explained, or the function.
 _ITSELF = "the call itself"
-#: The most names of an entry of joined layers.
-_NAMES = 8
+#: The most names of an entry of joined layers, and the most layers that all have theirs.
+_NAMES, _FEW = 8, 3
 
 
 def _named(paths: list[str]) -> str:
-    """The names of layers, those that differ only in numbers once."""
-    patterns = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", path) or _ITSELF for path in paths))
-    if len(paths) == 1:
-        return paths[0] or _ITSELF
+    """The names of layers, those of many that differ only in numbers once."""
+    names = [path or _ITSELF for path in paths]
+    if len(names) == 1:
+        return names[0]
+    patterns = names if len(names) <= _FEW else list(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names))
     more = f" and {len(patterns) - _NAMES} more names" if len(patterns) > _NAMES else ""
     return f"{', '.join(patterns[:_NAMES])}{more} ({len(paths)} layers)"
 

@@ -9,6 +9,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 
+def paths_of(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """The path in the model of each of its modules, without the wrappers of torch.compile."""
+    return {
+        module: ".".join([name for name in path.split(".") if name != "_orig_mod"])
+        for path, module in model.named_modules()
+    }
+
+
 @contextlib.contextmanager
 def told(model: object, tell: Callable[[str], object]) -> Iterator[None]:
     """Within it tell(path) is called whenever another module of the model begins to compute, also in backward, by the
@@ -46,7 +54,7 @@ class _Layers:
 
     def __init__(self, model: torch.nn.Module, tell: Callable[[str], object]) -> None:
         self._tell_caller = tell
-        self._paths = {module: path for path, module in model.named_modules()}
+        self._paths = paths_of(model)
         self._thread = _Thread()
         #: Nodes of which is known who has made them. Held, so that no other one gets the address of one.
         self._known: set[object] = set()
