@@ -13,36 +13,38 @@ import torch  # noqa: E402
 from torch._dynamo import guards  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+import torch_pin  # noqa: E402
+
 guards.profile_guard_manager = lambda *_: 0.0
 
 
-def _is(version: str) -> bool:
-    return torch.__version__.startswith(f"{version}.")
+def is_before(version: str) -> bool:
+    return torch_pin.minor(torch.__version__) < torch_pin.minor(version)
 
 
-def fails_with(version: str, why: str) -> pytest.MarkDecorator:
-    """Skips a test with that minor version of PyTorch, such as "2.11"."""
-    return pytest.mark.skipif(_is(version), reason=f"PyTorch {version}: {why}")
+def fails_before(version: str, why: str) -> pytest.MarkDecorator:
+    """Skips a test with minor versions of PyTorch before that one, such as "2.13"."""
+    return pytest.mark.skipif(is_before(version), reason=f"before PyTorch {version}: {why}")
 
 
-def missing_with(version: str, why: str, *devices: str) -> dict[str, str]:
+def missing_before(version: str, why: str, *devices: str) -> dict[str, str]:
     """The same for `missing` of a way or a feature (every_way.py, every_feature.py)."""
-    return dict.fromkeys(devices, f"PyTorch {version}: {why}") if _is(version) else {}
+    return dict.fromkeys(devices, f"before PyTorch {version}: {why}") if is_before(version) else {}
 
 
 _OTHER_DTYPES = "AOTInductor's runtime gives operators other dtypes than the exported ones"
 #: The file has numbers of torch.export's enumeration, which this runtime takes for c10's: float32 becomes float64.
-aotinductor = fails_with("2.11", _OTHER_DTYPES)
-NO_AOTINDUCTOR = missing_with("2.11", _OTHER_DTYPES, "cpu", "cuda")
+aotinductor = fails_before("2.12", _OTHER_DTYPES)
+NO_AOTINDUCTOR = missing_before("2.12", _OTHER_DTYPES, "cpu", "cuda")
 
 
 _AS_IT_WAS = "the fake group leaves memory for what others send as it was"
 #: Of one process that stands for several.
-fake_group = fails_with("2.11", _AS_IT_WAS)
-UNWRITTEN = {"cuda": _AS_IT_WAS} | missing_with("2.11", _AS_IT_WAS, "cpu", "quiretest")
+fake_group = fails_before("2.13", _AS_IT_WAS)
+UNWRITTEN = {"cuda": _AS_IT_WAS} | missing_before("2.13", _AS_IT_WAS, "cpu", "quiretest")
 
 #: Of functions whose result is a constant for Dynamo (torch.compiler.assume_constant_result).
-takes_objects = fails_with("2.11", "Dynamo passes them no object of a class that it does not know")
+takes_objects = fails_before("2.12", "Dynamo passes them no object of a class that it does not know")
 
 
 def need_cmake_package() -> None:
