@@ -22,9 +22,9 @@ def is_before(version: str) -> bool:
     return torch_pin.minor(torch.__version__) < torch_pin.minor(version)
 
 
-def fails_before(version: str, why: str) -> pytest.MarkDecorator:
-    """Skips a test with minor versions of PyTorch before that one, such as "2.13"."""
-    return pytest.mark.skipif(is_before(version), reason=f"before PyTorch {version}: {why}")
+def fails_before(version: str, why: str, since: str = "0.0") -> pytest.MarkDecorator:
+    """Skips a test with minor versions of PyTorch before that one, such as "2.13", beginning with `since`."""
+    return pytest.mark.skipif(is_before(version) and not is_before(since), reason=f"before PyTorch {version}: {why}")
 
 
 def missing_before(version: str, why: str, *devices: str) -> dict[str, str]:
@@ -45,6 +45,12 @@ UNWRITTEN = {"cuda": _AS_IT_WAS} | missing_before("2.13", _AS_IT_WAS, "cpu", "qu
 
 #: Of functions whose result is a constant for Dynamo (torch.compiler.assume_constant_result).
 takes_objects = fails_before("2.12", "Dynamo passes them no object of a class that it does not know")
+
+
+#: Of a result of a graph whose rows are all at one place in memory, such as the carrier of a quantized activation.
+takes_gradients_of_expanded_results = fails_before(
+    "2.13", "a graph copies the gradient of an expanded result to a tensor with its strides", since="2.12"
+)
 
 
 def need_cmake_package() -> None:

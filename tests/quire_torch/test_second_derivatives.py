@@ -79,7 +79,7 @@ def test_the_gradient_that_arrived_keeps_its_own_history():
 
 
 @fails_before(
-    "2.12", "a compiled backward pass refuses to be differentiated only if it saved a tensor that needs a gradient"
+    "2.13", "a compiled backward pass refuses to be differentiated only if it saved a tensor that needs a gradient"
 )
 @pytest.mark.parametrize("layer", [quire.Linear, quire.LayerNormLinear])
 def test_a_compiled_second_derivative_is_not_lost_without_a_word(layer):

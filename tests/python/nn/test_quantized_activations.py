@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+import pytorch
 import quire
 from every_recipe import ALL, DELAYED, each, every_recipe, some, ways
 from steps import same
@@ -98,6 +99,7 @@ def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, devic
     assert same(*results)
 
 
+@pytorch.takes_gradients_of_expanded_results
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
 def test_a_quantized_activation_crosses_borders_of_graphs(name, backend, compiler, make_layer, make_x):
@@ -133,6 +135,7 @@ def test_an_output_spec_gives_a_quantized_tensor_where_nothing_wants_a_gradient(
     assert torch.equal(q.rowwise_data, expected.rowwise_data) and torch.equal(q.dequantize(), expected.dequantize())
 
 
+@pytorch.takes_gradients_of_expanded_results
 @ways
 def test_a_quantized_output_with_only_a_bias_gradient(compiled, compiler, make_layer, make_x):
     layer, x = make_layer(), make_x(5, 96, requires_grad=False)
