@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed
+from torch.distributed import _composable_state
 from torch.utils._pytree import tree_map
 
 from quire.checks import check_type
@@ -38,14 +39,11 @@ ROWWISE, COLUMNWISE, BOTH = (True, False), (False, True), (True, True)
 class Gathering:
     """Of a layer whose weights are gathered as codes: their state from gather to gather.
 
-    model: the one that gather_codes() got, which contains what fully_shard is called for; None in a copy of the layer
-    alone. Then the pass is not known, and both directions are gathered.
     directions: weight -> the codes that the last gather brought. amaxes: weight -> those that forward has reduced.
     scales: weight -> the scale of delayed scaling in forward.
     """
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
-        self.model = model
+    def __init__(self) -> None:
         self.directions: dict[str, Directions] = {}
         self.amaxes: dict[str, Amaxes] = {}
         self.scales: dict[str, torch.Tensor] = {}
@@ -55,7 +53,7 @@ class Gathering:
     def find(self, layer: torch.nn.Module, name: str) -> "Found | None":
         """fully_shard's objects for a parameter; None if they are not as in versions of PyTorch that quire knows."""
         if name not in self._found:
-            self._found[name] = _find(self.model, layer, name)
+            self._found[name] = _find(layer, name)
         return self._found[name]
 
     def offer(self, name: str, amaxes: Amaxes) -> None:
@@ -70,10 +68,10 @@ class Gathering:
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Gathering":
-        return Gathering(memo.get(id(self.model)))
+        return Gathering()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Gathering, (None,)
+        return Gathering, ()
 
 
 class Found(NamedTuple):
@@ -111,12 +109,14 @@ class Found(NamedTuple):
             yield info.module, info.param_name, parameter._sharded_local_tensor
 
 
-def _find(model: torch.nn.Module | None, layer: torch.nn.Module, name: str) -> Found | None:
-    """They are PyTorch's own, and nothing public says which pass a gather is for."""
-    for group in fsdp_groups(model):
-        for parameter in group.fsdp_params:
-            if parameter._module_info.module is layer and parameter._module_info.param_name == name:
-                return Found(group, parameter)
+def _find(layer: torch.nn.Module, name: str) -> Found | None:
+    """They are PyTorch's own, and nothing public says which pass a gather is for. fully_shard may have been called for
+    any module around the layer, also for one that gather_codes() did not get. PyTorch lists these modules."""
+    for reference in list(getattr(_composable_state, "_module_state_mapping", {}).values()):
+        for group in _groups_of(reference()):
+            for parameter in group.fsdp_params:
+                if parameter._module_info.module is layer and parameter._module_info.param_name == name:
+                    return Found(group, parameter)
     return None
 
 
@@ -125,14 +125,13 @@ def fsdp_groups(model: object) -> list[Any]:
     nothing public says which of them hold whole parameters now."""
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     states = [getattr(module, "_get_fsdp_state", lambda: None)() for module in modules]
-    each = [getattr(state, "_fsdp_param_groups", None) or _one_group(state) for state in states]
-    return [group for groups in each for group in groups]
+    return [group for state in states for group in _groups_of(state)]
 
 
-def _one_group(state: object) -> list[Any]:
-    """That of PyTorch 2.11, whose modules have one at most."""
-    group = getattr(state, "_fsdp_param_group", None)
-    return [] if group is None else [group]
+def _groups_of(state: object) -> list[Any]:
+    """Those of a module, of which PyTorch 2.11 has one at most."""
+    one = getattr(state, "_fsdp_param_group", None)
+    return getattr(state, "_fsdp_param_groups", None) or ([] if one is None else [one])
 
 
 def reduced_amaxes(
@@ -465,7 +464,7 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
     made: dict[int, torch.nn.Parameter] = {}  # layers may share one
     for layer, name, weight, master in found:
         setattr(layer, name, made.setdefault(id(weight), torch.nn.Parameter(master, weight.requires_grad)))
-        gathering.setdefault(layer, Gathering(model))
+        gathering.setdefault(layer, Gathering())
     for layer, own in gathering.items():
         layer.gathering = own
         layer.register_state_dict_post_hook(_plain_state)

@@ -148,12 +148,29 @@ def copies_are_prepared_too(rank):
     file.seek(0)
     loaded, counts = torch.load(file, weights_only=False), []
     passes(shard(loaded, case), x, TABLE["mxfp8"])
-    for each in (model, copied):
-        model = shard(each, case)
+    for each in (model, copied, loaded):
+        model = each if each is loaded else shard(each, case)
         counted = CountedGather(model)
         passes(model, x, TABLE["mxfp8"])
         counts.append(counted.bytes)
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def blocks_may_be_wrapped_before_they_are_sharded(rank):
+    """fully_shard is called for modules that gather_codes did not get. The bytes are those of the model itself."""
+    case, found, counts = Case("mxfp8"), [], []
+    for wrapped in (False, True):
+        model = make_layers(case)
+        gather_codes(model, TABLE[case.recipe])
+        model = shard(in_wrappers(model) if wrapped else model, case)
+        counted = CountedGather(model)
+        found.append(passes(model, batches(case)[0, 0, rank], TABLE[case.recipe]))
+        counts.append(counted.bytes)
+    assert counts[0] == counts[1] and differing(*found) == []
+
+
+def in_wrappers(model):
+    return torch.nn.Sequential(*(torch.nn.Sequential(layer) for layer in model))
 
 
 def models_leave_the_meta_device(rank):
@@ -267,6 +284,10 @@ def errors(rank):
     _refused_in_graphs(case, tried)
     again = Case("mxfp8", kind="checkpoint")
     tried("again", lambda: passes(sharded(again, codes=True)[0], batches(again)[0, 0, rank], TABLE["mxfp8"]))
+    wrapped = make_layers(again)
+    gather_codes(wrapped, TABLE["mxfp8"])
+    wrapped = shard(in_wrappers(wrapped), again)
+    tried("again, wrapped", lambda: passes(wrapped, batches(again)[0, 0, rank], TABLE["mxfp8"]))
     return said
 
 

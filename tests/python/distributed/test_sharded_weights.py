@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from every_recipe import ALL, TABLE
 from pairwise import pairwise
 from python.distributed.prepared_ranks import (
+    blocks_may_be_wrapped_before_they_are_sharded,
     copies_are_prepared_too,
     errors,
     evaluation_between_steps,
@@ -279,6 +280,7 @@ def test_evaluation_between_steps(two, reshard):
     [
         states_are_plain,
         copies_are_prepared_too,
+        blocks_may_be_wrapped_before_they_are_sharded,
         models_leave_the_meta_device,
         tied_weights_stay_tied,
         optimizers_update_masters,
@@ -308,6 +310,7 @@ def test_what_does_not_go_together_is_refused_in_words(two):
         "kept False": "quire.distributed.gather_codes",
         "kept True": "quire.distributed.gather_codes",
         "again": "gather_codes(model, recipe, recompute=True)",
+        "again, wrapped": "gather_codes(model, recipe, recompute=True)",
         "graph twice": "call shard_weights once",
         "graph mesh": "mesh must have one dimension",
         "graph fused": "make the layer without them",
