@@ -1,9 +1,11 @@
 """Arguments of a wrong kind or out of range, refused in words."""
 
+import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -56,6 +58,19 @@ def with_known_options(construct: Callable[..., None]) -> Callable[..., None]:
         construct(self, *args, **keywords)
 
     return __init__
+
+
+@contextlib.contextmanager
+def errors_name(what: str) -> Iterator[None]:
+    """Decorates the constructor of a layer that makes other layers: an error of their constructors names `what`, which
+    is what the caller makes."""
+    try:
+        yield
+    except (NotImplementedError, TypeError, ValueError) as error:
+        first, *others = error.args or ("",)
+        if isinstance(first, str):
+            error.args = (re.sub(r"^quire[.\w]*:", f"{what}:", first), *others)
+        raise
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -179,8 +179,14 @@ def test_tracing_does_not_ask_for_the_runner():
 def test_they_have_no_gradient_and_say_so(linear):
     x = rand(3, H).requires_grad_()
     y = quire.nvfp4_linear(x, linear, N)
-    with pytest.raises(RuntimeError, match="quire::nvfp4_linear is for inference and has no gradient; detach"):
+    words = r"has no gradient; detach its inputs, or call it within torch.no_grad\(\)"
+    with pytest.raises(RuntimeError, match=f"quire::nvfp4_linear is for inference and {words}"):
         y.sum().backward()
+    compiled = torch.compile(lambda x: quire.nvfp4_linear(x, linear, N), backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=words):
+        compiled(x)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), y)
     with pytest.raises(RuntimeError, match="quire::nvfp4_linear.by_name is for inference"):
         quire.nvfp4_linear(x, "test.linear", N).sum().backward()
 

@@ -164,7 +164,7 @@ def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kin
     if different := _differences(said):
         remedy = "They must make the same calls in the same order, with the same shapes, dtypes and recipes"
         if "tokens" in different:
-            remedy += "; pad tokens, or leave some out, so that all ranks have as many"
+            remedy += "; pad tokens, or leave some out, so that all ranks have the same number"
         if "amaxes" in different:
             remedy += "; ranks with other layers, as in a pipeline, pass amax_reduction_group= to quire.autocast"
         if _DRAWN in different:

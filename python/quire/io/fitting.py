@@ -127,6 +127,23 @@ def fit(
     return list(found.values())
 
 
+def unjoined(
+    missing: Sequence[Target], checkpoint: Checkpoint, fuse: object, rename: Callable[[str], str] | None
+) -> list[str]:
+    """Of targets that fit() found no source for: what fuse= would join, and which of its parts the checkpoint lacks. A
+    phrase for each kind of layer of which the checkpoint has a part."""
+    fused, entries = FUSED if fuse is True else dict(fuse or {}), _entries(checkpoint, rename)
+    found: dict[str, str] = {}
+    for path, _, attribute in (owner for target in missing for owner in target.owners):
+        outer, _, last = path.rpartition(".")
+        parts = fused.get(last, ())
+        lacking = [part for part in parts if within(outer, f"{part}.{attribute}") not in entries]
+        if len(lacking) < len(parts):
+            what = f"{last} is joined only of all of {', '.join(parts)}"
+            found.setdefault(last, f"{what}, and the checkpoint has no {within(outer, f'{lacking[0]}.{attribute}')}")
+    return list(found.values())
+
+
 def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None) -> dict[str, str]:
     """Name in the model -> entry of the checkpoint. A bias belongs to its layer's entry."""
     found: dict[str, str] = {}

@@ -12,7 +12,7 @@ import torch
 from quire.checks import check_type, counted
 from quire.io.container import CheckpointError, some
 from quire.io.dialect import contents, is_kept
-from quire.io.fitting import Record, Ref, Target, fit, remember
+from quire.io.fitting import Record, Ref, Target, fit, remember, unjoined
 from quire.io.joining import alternating, join, joined_input, joined_spec, of_one, of_weight
 from quire.io.layout import Layout, StoredWeight
 from quire.io.reading import MISSING, Checkpoint, check_scale, opened
@@ -395,11 +395,13 @@ def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOpt
             (unused, "the model lacks"),
             (sorted(biases), "the model lacks biases"),
         )
-        rule = "; ".join(f"{text} {some(names)} ({len(names)})" for names, text in what if names)
+        rules = [f"{text} {some(names)} ({len(names)})" for names, text in what if names]
+        lacking = [target for target in targets if target.source is None]
+        rules += unjoined(lacking, checkpoint, options.fuse, options.rename)
         raise CheckpointError(
-            f"names of model and checkpoint differ: {rule}",
-            "make the model with the configuration of the checkpoint, or pass rename= for other names, fuse= for "
-            "joined layers, or strict=False",
+            f"names of model and checkpoint differ: {'; '.join(rules)}",
+            "make the model with the configuration of the checkpoint, or pass rename= for other names, "
+            f"{'another fuse=' if options.fuse else 'fuse='} for joined layers, or strict=False",
             file=checkpoint.container.path,
             tensor=left[0],
         )

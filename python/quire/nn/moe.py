@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from quire.autocast import is_batch_invariant_enabled
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_type, check_type_or_none, describe, errors_name
 from quire.distributed import check_ranks
 from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, pack, plan, unpack, why_not
 from quire.distributed.parallel import Parallel
@@ -309,6 +309,7 @@ class MoE(ShownName, Float32Buffers):
         torch.Size([32, 64])
     """
 
+    @errors_name("quire.MoE")
     def __init__(
         self,
         hidden_size: int,

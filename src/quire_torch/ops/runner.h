@@ -13,7 +13,8 @@ namespace quire_torch {
 template <class Which>
 inline constexpr bool kByName = std::same_as<Which, RunnerNameText>;
 
-inline constexpr const char* kInferenceOnly = "is for inference and has no gradient; detach its inputs";
+inline constexpr const char* kInferenceOnly =
+    "is for inference and has no gradient; detach its inputs, or call it within torch.no_grad()";
 
 /// a == b for sizes. What tracing does not know it lets pass: the kernel asks again when the graph runs.
 inline bool same_size(int64_t a, int64_t b) { return a == b; }

@@ -319,6 +319,17 @@ def test_layers_are_joined_only_when_asked(source):
     assert "w=nvfp4:row_scaled:global=mul" in report.quantized["model.layers.0.self_attn.qkv_proj.weight"]
 
 
+@pytest.mark.parametrize("fuse", [True, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}])
+def test_a_layer_that_lacks_a_part_says_which(fuse, tmp_path):
+    tensors = {f"{name}_proj.weight": torch.ones(32, 64, dtype=torch.bfloat16) for name in "qk"}
+    model = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(64, 96, bias=False)})
+    with pytest.raises(io.CheckpointError) as error:
+        io.load(model, Files(tensors, {}).write(tmp_path), fuse=fuse)
+    words = "qkv_proj is joined only of all of q_proj, k_proj, v_proj, and the checkpoint has no v_proj.weight"
+    assert words in str(error.value) and "another fuse= for joined layers" in str(error.value)
+    assert str(error.value).count("is joined only") == 1
+
+
 class Pair(torch.nn.Module):
     def __init__(self, *rows: int, columns: int = 64) -> None:
         super().__init__()

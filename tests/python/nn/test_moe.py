@@ -377,6 +377,10 @@ def test_wrong_arguments_are_refused():
         quire.MoE(8, 8, 4, 2, scaling_factor="no_such")
     with pytest.raises(NotImplementedError, match="quire.MoE: activation='no_such' is not available"):
         quire.MoE(8, 8, 4, activation="no_such")
+    with pytest.raises(ValueError, match="^quire.MoE: a layer's own recipe cannot be DelayedScaling"):
+        quire.MoE(8, 8, 4, recipe="fp8_delayed")
+    with pytest.raises(TypeError, match="^quire.MoE: init_method must be a function, got 3"):
+        quire.MoE(8, 8, 4, init_method=3)
     layer = layer_of()
     with pytest.raises(RuntimeError, match=r"x must be \[..., hidden_size\] = \[..., 64\], got \[4, 32\]"):
         layer(torch.randn(4, 32))  # which could be read as two tokens

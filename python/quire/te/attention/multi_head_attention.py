@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, errors_name
 from quire.distributed.groups import group_size
 from quire.nn.te_extra_state import drop_extra_state
 from quire.te.arguments import Given, part_name, takes
@@ -137,6 +137,7 @@ class MultiheadAttention(torch.nn.Module):
     """
 
     @takes(_OPTIONS)
+    @errors_name(_WHAT)
     def __init__(self, hidden_size: int, num_attention_heads: int, options: dict[str, object]) -> None:
         super().__init__()
         given = Given(**options)

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, errors_name
 from quire.distributed.groups import group_size
 from quire.nn.layer_base import activation_dtype
 from quire.te.arguments import Given, part_name, takes
@@ -132,6 +132,7 @@ class TransformerLayer(torch.nn.Module):
     """
 
     @takes(_OPTIONS)
+    @errors_name(_WHAT)
     def __init__(
         self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, options: dict[str, object]
     ) -> None:
