@@ -222,7 +222,7 @@ def _convert(
         # A layer that an earlier call converted is not called left.
         said = {"why_not": "", "recipe": own, "kept": why} if ours else {"why_not": why}
         said |= {"weight_bytes": sizes, "seconds": seconds.get(layer), "computed": computed.get(layer, "")}
-        said |= {"for_inference": has_inference_codes(layer)}
+        said |= {"for_inference": has_inference_codes(layer), "inner_features": _inner_features(layer)}
         layers.append(LayerReport(tuple(its), *_sizes(layer), **said))
     left, apart = left_parameters(model), untied(model, selection.places)
     filtered = {name for layer, its in found.items() if why_not[layer] is _FILTERED for name in its}
@@ -403,6 +403,12 @@ def _sizes(layer: torch.nn.Module) -> tuple[int, int]:
     return weights[0].shape[-1], weights[-1].shape[-2]
 
 
+def _inner_features(layer: torch.nn.Module) -> int | None:
+    """The inputs of the last of several matmuls."""
+    several = len(layer.products) > 1 if isinstance(layer, ProductModule) else is_experts(layer)
+    return _weights(layer)[-1].shape[-1] if several else None
+
+
 def _nothing(
     model: torch.nn.Module,
     found: dict[torch.nn.Module, list[str]],
@@ -414,7 +420,10 @@ def _nothing(
     if not found:
         none = f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
         return "\n".join([none, *others])
-    looked_at = [LayerReport(tuple(its), *_sizes(layer), str(why_not[layer])) for layer, its in found.items()]
+    looked_at = [
+        LayerReport(tuple(its), *_sizes(layer), str(why_not[layer]), inner_features=_inner_features(layer))
+        for layer, its in found.items()
+    ]
     remedies = dict.fromkeys(filter(None, map(remedy_of, why_not.values())))
     none = "the linear layer" if len(found) == 1 else f"none of the {len(found)} linear layers"
     does = "does not qualify" if len(found) == 1 else "qualifies"

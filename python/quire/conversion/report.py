@@ -12,6 +12,7 @@ import torch
 from quire.checks import counted
 from quire.conversion.held import Untied
 from quire.nn.product_module import ProductModule
+from quire.tensor import QuantizedTensor
 
 _REPORT = "_quire_conversion"
 _OF_AUTOCAST = "that of quire.autocast, if there is one"
@@ -52,6 +53,7 @@ class LayerReport:
         kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer.
         computed: what computed its weight in every call and was removed, such as "weight by prune"; "" if nothing did.
         for_inference: whether its weights are codes for inference, which are not trained.
+        inner_features: the number of features between its matmuls, None for a layer with one matmul.
     """
 
     names: tuple[str, ...]
@@ -64,6 +66,7 @@ class LayerReport:
     kept: str = ""
     computed: str = ""
     for_inference: bool = False
+    inner_features: int | None = None
 
     @property
     def converted(self) -> bool:
@@ -175,9 +178,10 @@ def _kind(layer: LayerReport, recipe: str | None, mixed: bool) -> tuple[str, ...
     kept = f"unchanged by the last conversion: {layer.kept}" if own and layer.kept else ""
     left = f"left: {layer.why_not}" if layer.why_not else ""
     fixed = f"no longer computed: {layer.computed}" if layer.computed else ""
+    inner = "" if layer.inner_features is None else f"{layer.inner_features} -> "
     return (
         _pattern(layer.names),
-        f"{layer.in_features} -> {layer.out_features}",
+        f"{layer.in_features} -> {inner}{layer.out_features}",
         *before_and_now,
         use,
         own,
@@ -258,7 +262,8 @@ def keep_report(model: torch.nn.Module, report: ConversionReport) -> None:
 
 def conversion_report(model: torch.nn.Module) -> ConversionReport:
     """The report of the last quire.convert of this model, or of the model that torch.compile or DistributedDataParallel
-    wraps. Deep copies and pickles of a model keep the report.
+    wraps. Deep copies and pickles of a model keep the report. A note counts layers that have lost their own recipe
+    since, as after quire.dequantize_weights.
 
     Args:
         model: a converted model, or one that torch.compile or DistributedDataParallel wraps around it.
@@ -278,7 +283,34 @@ def conversion_report(model: torch.nn.Module) -> ConversionReport:
             "Of a model that was built of quire's layers, or that from_pretrained has loaded, print(model) shows the "
             "recipe of each layer"
         )
-    return vars(model)[_REPORT]
+    return _without_decoded(vars(model)[_REPORT], model)
+
+
+def _without_decoded(report: ConversionReport, model: torch.nn.Module) -> ConversionReport:
+    """The report, without what it says of codes that the model no longer has."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = tuple(_as_it_is(layer, modules.get(layer.names[0])) for layer in report.layers)
+    changed = sum(now is not layer for now, layer in zip(layers, report.layers, strict=True))
+    if not changed:
+        return report
+    have = "has" if changed == 1 else "have"
+    note = f"{counted(changed, 'layer')} {have} no recipe any more, as after quire.dequantize_weights"
+    left = report.recipe if any(layer.recipe == report.recipe for layer in layers) else None
+    timed = report.tokens if any(layer.seconds is not None for layer in layers) else None
+    notes = (*report.notes, note)
+    if not any(layer.for_inference for layer in layers):
+        notes = tuple(each for each in notes if each not in set(untied_notes(report.untied)))
+    return dataclasses.replace(report, recipe=left, layers=layers, notes=notes, tokens=timed, nbytes=None)
+
+
+def _as_it_is(layer: LayerReport, module: torch.nn.Module | None) -> LayerReport:
+    """layer, or if its module has lost the recipe of its own, what is still so."""
+    if layer.recipe is None or not isinstance(module, ProductModule) or module.recipe is not None:
+        return layer
+    codes = any(isinstance(parameter, QuantizedTensor) for parameter in module.parameters(recurse=False))
+    return dataclasses.replace(
+        layer, recipe=None, weight_bytes=None, seconds=None, kept="", for_inference=codes and layer.for_inference
+    )
 
 
 # --- what stays in high precision

@@ -278,6 +278,45 @@ def test_the_report_is_a_table_of_layers_alike():
     ]
 
 
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_the_report_shows_what_lies_between_two_matmuls(activation):
+    model = torch.nn.Sequential(quire.LayerNormMLP(512, 256, activation=activation), torch.nn.Linear(512, 512))
+    quire.convert(model, "mxfp8")
+    assert [layer.inner_features for layer in quire.conversion_report(model).layers] == [256, None]
+    assert "  0  512 -> 256 -> 512\n  1  512 -> 512" in str(quire.conversion_report(model))
+
+
+def test_the_report_of_decoded_weights_has_no_recipe_and_no_memory():
+    model = quire.convert(blocks(2), "nvfp4", for_inference=True, tokens=None)
+    quire.dequantize_weights(model[0])
+    half = quire.conversion_report(model)
+    assert [layer.recipe is None for layer in half.layers] == [True, True, False, False]
+    assert [layer.for_inference for layer in half.layers] == [False, False, True, True]
+    assert half.recipe is not None and "memory" not in str(half)
+    assert str(half).endswith("note: 2 layers have no recipe any more, as after quire.dequantize_weights")
+    quire.dequantize_weights(model[1])
+    for each in (model, copy.deepcopy(model)):
+        assert str(quire.conversion_report(each)).splitlines() == [
+            "Sequential: 4 of 4 linear layers are quire's",
+            "recipe: that of quire.autocast, if there is one",
+            "  0.up ... 1.up      256 -> 512 x 2",
+            "  0.down ... 1.down  512 -> 256 x 2",
+            "note: 4 layers have no recipe any more, as after quire.dequantize_weights",
+        ]
+    quire.convert(model, "nvfp4", for_inference=True, tokens=None)
+    assert "memory" in str(quire.conversion_report(model)) and not quire.conversion_report(model).notes
+
+
+def test_a_decoded_weight_is_not_called_untied():
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(512, 256), "head": torch.nn.Linear(256, 512, bias=False)})
+    model["head"].weight = model["embed"].weight
+    with pytest.warns(UserWarning, match="head.weight shared memory with embed.weight"):
+        quire.convert(model, "nvfp4", for_inference=True, tokens=None)
+    assert "shared memory" in str(quire.conversion_report(model))
+    quire.dequantize_weights(model)
+    assert "shared memory" not in str(quire.conversion_report(model))
+
+
 def test_the_report_of_a_second_conversion_has_the_layers_of_the_first():
     model = quire.convert(blocks(2), NVFP4)
     quire.convert(model, "mxfp8", lambda module, name: name == "1.up")
