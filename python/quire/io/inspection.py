@@ -22,7 +22,9 @@ from quire.io.into_model import load_layer
 from quire.io.layout import Group, StoredWeight, check_zero_points, consumed, missing_inputs
 from quire.io.reading import Checkpoint, opened, read
 from quire.loading.float_mode import subnormals_kept
+from quire.nn.input_scale import of_same_amax
 from quire.nn.own_context import running
+from quire.nn.product_module import ProductModule
 
 #: Values that differ by more units in the last place are others, not the same with other roundings.
 _MOST_ULP = 4096
@@ -406,8 +408,9 @@ class Run:
 
 @running()
 def run(path: str | Path, tokens: int = 4) -> Run:
-    """Runs each quantized layer alone, with random inputs of standard deviation 1, under the recipe that load()
-    would give it, outside of every autocast of the caller.
+    """Runs each quantized layer alone, with random inputs, under the recipe that load() would give it, outside of every
+    autocast of the caller. The inputs have the standard deviation 1. If the file has a static scale for them, their
+    largest magnitude is instead the largest one that the scale was made for.
 
     Args:
         path: as for read().
@@ -431,7 +434,7 @@ def run(path: str | Path, tokens: int = 4) -> Run:
         for index in range(stored.shape[0]) if len(stored.shape) == 3 else [None]:
             layer = load_layer(stored, checkpoint.groups[name].layout, index)
             x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
-            x = x.to(checkpoint.dtype)
+            x = _within_its_scale(x, layer).to(checkpoint.dtype)
             y = layer(x).float()
             true = torch.nn.functional.linear(x.float(), layer.weight.dequantize(torch.float32))
             true = true if layer.bias is None else true + layer.bias.float()
@@ -439,6 +442,15 @@ def run(path: str | Path, tokens: int = 4) -> Run:
             full = name if index is None else f"{name}[{index}]"
             found.append(LayerRun(full, layer.recipe.linear_spec(), error, bool(torch.isfinite(y).all())))
     return Run(str(path), tuple(found))
+
+
+def _within_its_scale(x: torch.Tensor, layer: ProductModule) -> torch.Tensor:
+    """x, with the amax of the layer's static scale if there is one. Larger inputs would be clipped."""
+    if not layer.recipe.static_input or not x.numel():
+        return x
+    amax = float(of_same_amax(layer.input_scale, layer.recipe.input_spec, "nvfp4:given"))
+    amax = min(amax, torch.finfo(layer.weight.dtype).max)
+    return x * (amax / x.abs().max()) if amax > 0 else x
 
 
 # --- two checkpoints, tensor by tensor: bytes, then values

@@ -105,3 +105,26 @@ def test_layers_survive_moves_and_copies(kind, tmp_path):
             assert layer.input_scale.dtype == torch.float32 and torch.equal(layer.input_scale, stored.input_scale)
         torch._dynamo.reset()
         assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), y)
+
+
+@pytest.mark.parametrize(
+    ("x", "bound"),
+    # Half a step of E4M3; of NVFP4 half the step from 4 to 6 and that of the block's scale. And a result in bfloat16.
+    [
+        ("fp8_tensor:given", 1 / 16 + 1 / 128),
+        ("nvfp4:global=mul:given", 1 / 6 + 1 / 16 + 1 / 128),
+        ("nvfp4:global=div:given", 1 / 6 + 1 / 16 + 1 / 128),
+    ],
+)
+def test_random_inputs_fit_their_static_scale(x, bound, tmp_path):
+    """Of a matmul with the identity, whose results are its inputs."""
+    found = []
+    for power in (-12, 0, 12):
+        model = torch.nn.Sequential(quire.Linear(64, 64, bias=False, device="cpu", dtype=BF16))
+        model[0].weight.data.copy_(torch.eye(64))
+        quire.convert(model, f"x={x},w=fp8_tensor,dy=mxfp8", for_inference=True, tokens=None, min_features=1)
+        model[0].input_scale.fill_(2.0**power)
+        io.save(model, tmp_path / str(power), dialect="quire")
+        (ran,) = io.run(tmp_path / str(power)).layers
+        found.append(ran.error)
+    assert 0 < found[0] <= bound and found == found[:1] * 3
