@@ -531,4 +531,10 @@ def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags:
             f"quire.MoE got an unexpected keyword argument {unknown[0]!r}; options of routing are "
             f"{', '.join(_ROUTE_OPTIONS)}; the dtype of parameters is params_dtype"
         )
-    check_type_or_none("quire.MoE", int, capacity=routing.get("capacity"))
+    capacity = routing.get("capacity")
+    check_type_or_none("quire.MoE", int, capacity=capacity)
+    if capacity is not None and capacity < 1:
+        raise ValueError(
+            f"quire.MoE: capacity, the number of entries that each expert accepts, must be at least 1, or None for no "
+            f"limit, got {capacity}"
+        )

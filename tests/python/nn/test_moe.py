@@ -273,6 +273,9 @@ def test_routing_that_is_changed_afterwards_counts(compiled, compiler):
     layer.top_k = 99
     with pytest.raises(ValueError, match="top_k must be from 1 to num_experts = 5, got 99"):
         layer(x)
+    layer.top_k, layer.routing["capacity"] = 2, 0
+    with pytest.raises(ValueError, match="capacity, .* must be at least 1"):
+        layer(x)
 
 
 def test_the_balancing_loss_reaches_the_router():
@@ -295,7 +298,7 @@ def test_capacity_drops_tokens(recipe_or_none):
 
 @pytest.mark.parametrize(
     ("capacity", "options", "compiled"),
-    pairwise([None, 0, 1, 3, 100], [{}, {"weight_on_input": True}, {"expert_bias": True}], [False, True]),
+    pairwise([None, 1, 2, 3, 100], [{}, {"weight_on_input": True}, {"expert_bias": True}], [False, True]),
 )
 def test_loads_are_those_that_the_router_chose_whatever_is_dropped(capacity, options, compiled, compiler):
     """With the loads after dropping, the loss would be least where most is dropped."""
@@ -369,6 +372,9 @@ def test_golden_mixture(golden, tensor_of):
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="top_k must be from 1 to num_experts = 4, got 5"):
         quire.MoE(8, 8, 4, 5)
+    for capacity in (0, -1):
+        with pytest.raises(ValueError, match=f"capacity, .* must be at least 1, or None for no limit, got {capacity}"):
+            quire.MoE(8, 8, 4, 2, capacity=capacity)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'; options of routing are score_function"):
         quire.MoE(8, 8, 4, 2, colour=1)
     with pytest.raises(RuntimeError, match="route: score_function must be one of .*, got 'no_such'"):
