@@ -95,7 +95,7 @@ def quantize_weights(
             again after each change of the weights.
 
     Raises:
-        ValueError: if the model has no layers of quire, or the optimizer has none of their weights.
+        ValueError: if the model has no layers of quire.
         NotImplementedError: for weights that fully_shard has sharded.
     """
     check_type("quantize_weights", torch.nn.Module, model=model)
@@ -115,8 +115,6 @@ def quantize_weights(
         )
     for module, product, _ in chosen:
         _check_whole(module, product)
-    if optimizer is not None:
-        _check_updates(optimizer, [each[:2] for each in chosen])
 
     @torch.no_grad()
     def quantize(*_: object) -> None:
@@ -136,23 +134,6 @@ def _check_whole(module: ProductModule, product: str) -> None:
                 "and outside of a forward pass this rank has a part of it; quantize the weights that fully_shard "
                 "gathers with quire.distributed.gather_codes, or pass is_first_microbatch to the layer"
             )
-
-
-@torch.no_grad()
-def _check_updates(optimizer: torch.optim.Optimizer, products: list[tuple[ProductModule, str]]) -> None:
-    """Raises ValueError for an optimizer whose steps change none of the weights that quantize_weights() quantizes."""
-    found: dict[int, str] = {}
-    for module, product in products:
-        for name, weight in module.weights(product).items():
-            if not isinstance(weight, QuantizedTensor):  # else it is skipped
-                own = [weight] if isinstance(weight, torch.nn.Parameter) else module.parameters()  # or it is computed
-                found |= dict.fromkeys(map(id, own), f"{name} {list(weight.shape)}")
-    if found and found.keys().isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
-        raise ValueError(
-            f"quantize_weights: the optimizer, a {type(optimizer).__name__}, has none of the weights that would be "
-            f"quantized, such as {next(iter(found.values()))}, so their codes would not change after its steps; pass "
-            "the optimizer that was made from the parameters of this model as it is now, or none"
-        )
 
 
 def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:

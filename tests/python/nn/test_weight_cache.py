@@ -242,22 +242,3 @@ def test_moving_or_converting_drops_the_codes():
 def test_nothing_to_quantize_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match="nothing to quantize: Sequential has no layer of quire; call quire.convert"):
         quire.quantize_weights(torch.nn.Sequential(torch.nn.Linear(32, 32)), "mxfp8")
-    layer, other = quire.Linear(32, 64), quire.Linear(32, 64)
-    for parameters in (other.parameters(), [layer.bias]):
-        optimizer = torch.optim.SGD(parameters, 0.1)
-        with pytest.raises(ValueError, match=r"a SGD, has none of the weights .*, such as weight \[64, 32\]"):
-            quire.quantize_weights(layer, "mxfp8", optimizer)
-        assert layer.kept_weight is None and not optimizer._optimizer_step_post_hooks
-
-
-@pytest.mark.parametrize("how", ["some", "computed", "codes"])
-def test_an_optimizer_of_some_of_the_weights_is_enough(how):
-    model = torch.nn.Sequential(quire.Linear(32, 64), quire.Linear(64, 32))
-    parameters = [model[1].weight]
-    if how == "computed":
-        torch.nn.utils.parametrizations.weight_norm(model[1])
-        parameters = [model[1].parametrizations.weight.original1]
-    if how == "codes":  # which no optimizer changes
-        with quire.quantized_model_init(recipe="mxfp8"):
-            model, parameters = quire.Linear(32, 64), [torch.nn.Parameter(torch.ones(1))]
-    quire.quantize_weights(model, "mxfp8", torch.optim.SGD(parameters, 0.1))
