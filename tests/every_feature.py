@@ -147,4 +147,5 @@ def together(features):
         ready=lambda model: model.layer.ready(),
         sharded=any(feature.sharded for feature in features),
         fewest=max(feature.fewest for feature in features),
+        missing={device: why for feature in features for device, why in feature.missing.items()},
     )
