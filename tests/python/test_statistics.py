@@ -259,14 +259,17 @@ def test_each_layer_has_counts_of_its_own(way, compiler):
 
 
 def test_all_threads_are_counted_and_nothing_afterwards(make_layer, make_x):
-    def work():
+    models = [(make_layer(), make_x(16, 96)) for _ in range(4)]  # alike; threads would share the seed
+
+    def work(number=0):
+        layer, x = models[number]
         with quire.autocast():
-            make_layer()(make_x(16, 96)).sum().backward()
+            layer(x).sum().backward()
 
     with quire.debug.statistics() as one:
         work()
     with quire.debug.statistics() as counted:
-        threads = [threading.Thread(target=work) for _ in range(4)]
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
