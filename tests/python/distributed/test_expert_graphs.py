@@ -65,26 +65,6 @@ def test_graphs_are_the_same_text_on_every_rank(sizes, processes, device):
     assert texts[0] == texts[1] == texts[2] and len(texts[0]) == 2
 
 
-#: python -c ONE_RANK RANK prints how often it found compiled code in the cache.
-ONE_RANK = """
-import contextlib, json, sys, torch, quire
-from torch._dynamo.utils import counters
-from ranks import rank_of
-with rank_of(int(sys.argv[1]), 2) as world, torch.no_grad(), quire.autocast(recipe="nvfp4"):
-    layer = quire.MoE(32, 32, 4, ep_group=world, single_grouped_weight=True)
-    with contextlib.suppress(RuntimeError):  # the fake group gives no numbers of rows
-        torch.compile(layer, fullgraph=True)(torch.randn(8, 32))
-    print(json.dumps([counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")]
-                     + [counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")]))
-"""
-
-
-@pytest.mark.slow
-def test_a_process_finds_the_compiled_graphs_of_another_in_the_cache(with_one_cache):
-    assert with_one_cache(ONE_RANK, "0") == [0, 1, 0, 0, 1]
-    assert with_one_cache(ONE_RANK, "1") == [1, 0, 0, 1, 0]
-
-
 def operators(graph):
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     return [name.split(".")[1] for name in names if name.startswith(("quire", "_c10d"))]
