@@ -213,7 +213,7 @@ class Counts:
         nonfinite: how many are NaN or infinite, as docs/observing.md defines it.
         amax: the largest magnitude of the finite ones.
         error: the norm of what rounding changed, relative to the norm of the values, of those that are finite before
-            and after.
+            and after; NaN if there are none.
         layer: the path of the layer in the model that statistics() was given; "" for the model itself, for what none
             of its layers has quantized, and without a model.
     """
@@ -255,7 +255,7 @@ class Statistics(list[Counts]):
                 *[row.layer or "-"] * by_layer,
                 *(row.role or "-", row.product or "-", row.direction, row.spec, str(row.tensors), str(row.elements)),
                 *(_share(n, row.elements) for n in (row.saturated, row.underflowed, row.nonfinite)),
-                *(f"{row.amax:.4g}", f"{row.error:.3%}"),
+                *(f"{row.amax:.4g}", "-" if math.isnan(row.error) else f"{row.error:.3%}"),
             ]
             for row in self
         ]

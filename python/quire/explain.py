@@ -331,7 +331,9 @@ def explain(function: Callable, *args: object, verbose: bool | None = None, **kw
     text = ""
     with _sharded_as_before(function):
         try:
-            with torch.random.fork_rng(devices=[]), mode, told(function, _note_layer):
+            # Eager: with a mode Dynamo would compile nothing, and never try again.
+            eager = torch.compiler.set_stance("force_eager")
+            with torch.random.fork_rng(devices=[]), eager, mode, told(function, _note_layer):
                 _run(function, args, kwargs, mode.of_runners)
         finally:
             text = torch.ops.quire.explain_end()

@@ -92,8 +92,11 @@ class Column:
         """Which recipes of ROWS are tested with the feature, in words."""
         tested = {name for source in self.sources for name in _names(source)}
         others = [row for row in ROWS if tested.isdisjoint(ROWS[row])]
-        why = [f"{row} ({self.refused.get(row, 'not tested')})" for row in others]
-        return (f"all but {' and '.join(why)}" if why else "all") + (f" ({self.partly})" if self.partly else "")
+        refused = [f"{row} ({self.refused[row]})" for row in others if row in self.refused]
+        untested = [row for row in others if row not in self.refused]
+        words = f"all but {' and '.join(refused)}" if refused else "all"
+        words += f"; not tested: {', '.join(untested)}" if untested else ""
+        return words + (f"; {self.partly}" if self.partly else "")
 
 
 def _names(source: Source | Callable[[], set[str]]) -> set[str]:
@@ -142,7 +145,7 @@ COLUMNS = (
         "`fp8_delayed`: only layers that quantize in each call (a)",
     ),
     Column(
-        "[AOTInductor](serve-cpp.md), of the same (b)",
+        "[AOTInductor](serve-cpp.md), of what can be exported (b)",
         (
             in_way("AOTInductor"),
             Source(

@@ -252,6 +252,31 @@ def test_a_note_tells_that_compiled_results_can_differ_from_eager_ones(make, dty
                 assert quire.explain(model, x).notes == ()
 
 
+@pytest.mark.parametrize("how", ["function", "module", "block", "wrapped block"])
+def test_what_is_compiled_is_explained_and_stays_compiled(how):
+    ran = []
+
+    def backend(graph, inputs):
+        return lambda *arguments: ran.append(how) or graph(*arguments)
+
+    options = {"backend": backend, "fullgraph": how != "wrapped block"}
+    model, x = torch.nn.Sequential(quire.Linear(64, 64), quire.Linear(64, 32)), torch.randn(8, 64)
+    function = model if how != "function" else lambda x: model(x)
+    expected = [str(step) for step in quire.explain(function, x).steps]
+    if how == "function":
+        function = torch.compile(function, **options)
+    elif how == "wrapped block":
+        model[0] = torch.compile(model[0], **options)
+    else:
+        (model if how == "module" else model[0]).compile(**options)
+    for _ in range(2):
+        assert [str(step) for step in quire.explain(function, x).steps] == expected
+        assert not ran
+        function(x).sum().backward()
+        assert ran
+        ran.clear()
+
+
 def test_torch_autocast_gives_a_compiled_float32_model_the_note():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert quire.explain(torch.compile(blocks(torch.float32)), torch.randn(8, 64)).notes

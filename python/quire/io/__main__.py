@@ -103,7 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("src")
     one.add_argument("dst")
     one.add_argument("--to", required=True, choices=[one.name for one in DIALECTS if not one.read_only])
-    one.add_argument("--filter", action="append", metavar="GLOB", help="write only these entries; can be repeated")
+    one.add_argument(
+        "--filter",
+        action="append",
+        metavar="GLOB",
+        help="write only these entries; with --requantize, quantize only these weights; can be repeated",
+    )
     one.add_argument("--allow-ulp", action="store_true", help="accept scales that do not convert back exactly")
     one.add_argument("--requantize", metavar="SPEC", help="quantize the decoded values again")
     one.add_argument("--missing-input-scale", choices=MISSING[:2], default="raise")

@@ -40,7 +40,8 @@ def convert(
         src: folders.
         dst: folders.
         to: name of the dialect.
-        filter: which entries are written, by name; None: all. With requantize, which weights are quantized.
+        filter: which entries are written, by name; None: all. With requantize all are written, and filter says which
+            weights are quantized, in high precision or not; None: the layers that are quantized already.
         exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report
             lists what was lost, in ulps.
         requantize: a spec; the decoded values are quantized again, with another rounding. None: never.

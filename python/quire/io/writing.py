@@ -182,8 +182,9 @@ def write_planned(
     if dialect is not None and not plan.layouts and not unchanged:
         raise CheckpointError(
             f"{dialect.name} is a dialect of quantized layers, and no layer is quantized",
-            "quantize first, quire.convert(model, recipe, for_inference=True) or requantize=SPEC (--requantize), or "
-            "write plain tensors: quire.io.write(path, model.state_dict(), dialect=None)",
+            "quantize first: quire.convert(model, recipe, for_inference=True), or requantize=SPEC with filter= "
+            "(--requantize, --filter), which names the weights in high precision to quantize. Or write plain tensors: "
+            "quire.io.write(path, model.state_dict(), dialect=None)",
             file=path,
         )
     shards = in_shards(meta.items(), most)

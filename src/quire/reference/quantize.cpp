@@ -121,6 +121,7 @@ Statistics statistics(const QuantizeProblem& p, Direction direction) {
       const float decoded = value_of(codes, o, l);
       if (!is_finite(decoded)) continue;
       const double error = static_cast<double>(decoded) - value;
+      ++n.measured;
       n.squares += static_cast<double>(value) * value;
       n.errors += error * error;
     }

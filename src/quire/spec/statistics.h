@@ -13,8 +13,9 @@ struct Statistics {
   int64_t underflowed = 0;  ///< finite and not 0, but the code is that of 0
   int64_t nonfinite = 0;    ///< NaN or infinite
   float amax = 0;           ///< the largest magnitude of a finite value
-  double squares = 0;       ///< of finite values whose codes stand for finite ones: the sum of their squares
-  double errors = 0;        ///< the same, of the squared differences from what the codes stand for
+  int64_t measured = 0;     ///< finite, and the code stands for a finite value too
+  double squares = 0;       ///< of those: the sum of their squares
+  double errors = 0;        ///< of those: the sum of the squared differences from what the codes stand for
 
   Statistics& operator+=(const Statistics& more) {
     elements += more.elements;
@@ -22,6 +23,7 @@ struct Statistics {
     underflowed += more.underflowed;
     nonfinite += more.nonfinite;
     if (more.amax > amax) amax = more.amax;
+    measured += more.measured;
     squares += more.squares;
     errors += more.errors;
     return *this;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -291,7 +292,8 @@ std::string counted() {
   for (const auto& [key, count] : c.by_operand) {
     const auto& [layer, role, spec, direction] = key;
     const quire::Statistics& of = count.of;
-    const double error = of.squares > 0 ? std::sqrt(of.errors / of.squares) : 0.0;
+    const double none = of.measured < of.elements && of.measured == 0 ? std::numeric_limits<double>::quiet_NaN() : 0.0;
+    const double error = of.squares > 0 ? std::sqrt(of.errors / of.squares) : none;
     lines += quire::text(layer, "\t", role, "\t", spec, "\t", name(direction), "\t", count.tensors, "\t", of.elements,
                          "\t", of.saturated, "\t", of.underflowed, "\t", of.nonfinite, "\t", decimal(of.amax), "\t",
                          decimal(error), "\n");

@@ -33,7 +33,8 @@ void set_counting(bool on);
 void counting_for(std::string layer);
 /// A line per layer and operand since counting was turned on:
 /// "LAYER\tROLE\tSPEC\tDIRECTION\tTENSORS\tELEMENTS\tSATURATED\tUNDERFLOWED\tNONFINITE\tAMAX\tERROR". AMAX: the largest
-/// finite magnitude. ERROR: of finite values, the root of the sum of squared errors, relative to that of the squares.
+/// finite magnitude. ERROR: of finite values, the root of the sum of squared errors, relative to that of the squares;
+/// "nan" if there are elements, and none of them can be measured.
 std::string counted();
 
 /// Turns copies of operands (records.h) on or off, for the whole process.
