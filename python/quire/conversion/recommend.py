@@ -120,7 +120,8 @@ class Recommendation:
         if self.goal == "memory":
             return f" (by size alone: evaluate it; with 8 bits, {eight.name} has {megabytes(eight.weight_bytes)})"
         ratio = self.estimates[0].seconds / eight.seconds
-        return f" (by speed alone: evaluate it; with 8 bits, {eight.name} has {ratio:.2f} times the speed of high precision)"
+        of_eight = f"{eight.name} has {ratio:.2f} times the speed of high precision"
+        return f" (by speed alone: evaluate it; with 8 bits, {of_eight})"
 
     def _on_accuracy(self) -> list[str]:
         """Which recipes are equal otherwise, and what is known."""

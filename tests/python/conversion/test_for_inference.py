@@ -337,7 +337,8 @@ def test_a_recipe_of_4_bits_is_recommended_with_a_caution(clock):
     clock(1.0, 0.7, 0.25, 0.5, 0.8, 2.0)  # nvfp4, mxfp4, mxfp8, fp8_current, fp8_block
     found = str(quire.recommend(model))
     assert found.endswith(
-        "\nfor inference: mxfp4 (by speed alone: evaluate it; with 8 bits, mxfp8 has 2.00 times the speed of high precision)"
+        "\nfor inference: mxfp4 (by speed alone: evaluate it; with 8 bits, mxfp8 has 2.00 times the speed of high "
+        "precision)"
     )
     clock(1.0, 0.7, 0.25, 2.0, 2.0, 2.0)
     assert str(quire.recommend(model)).endswith("\nfor inference: mxfp4")
