@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.checks import check_type, check_type_or_none, signed64
+from quire.nn.own_context import in_eager_mode
 from quire.nn.running_layers import paths_of, told
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
@@ -272,9 +273,9 @@ def statistics(model: torch.nn.Module | None = None) -> Iterator[Statistics]:
     is many times slower.
 
     Args:
-        model: with a model, the counts are by layer. Within the context compiled functions then run in eager mode
-            (torch.compiler.set_stance), whose results can differ (docs/inference.md). Programs that were exported
-            count for the module that calls them.
+        model: with a model, the counts are by layer. Within the context compiled functions then run in eager mode in
+            all threads, and their results can differ (docs/inference.md). Programs that were exported count for the
+            module that calls them.
 
     Raises:
         TypeError: if model is not a module or None.
@@ -290,13 +291,13 @@ def statistics(model: torch.nn.Module | None = None) -> Iterator[Statistics]:
             torch.ops.quire.debug_count(False)
             rows += _counted()
             if model is not None:
-                order = list(paths_of(model).values())
-                rows.sort(key=lambda row: order.index(row.layer))
+                order = {path: i for i, path in enumerate(paths_of(model).values())}
+                rows.sort(key=lambda row: order.get(row.layer, len(order)))
 
 
 @contextlib.contextmanager
 def _by_layer(model: torch.nn.Module) -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"), told(model, torch.ops.quire.debug_count_for):
+    with in_eager_mode(), told(model, torch.ops.quire.debug_count_for):
         yield
 
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quire.autocast import active_recipe
 from quire.checks import check_type
 from quire.distributed.fully_sharded import fsdp_groups
+from quire.nn.own_context import in_eager_mode
 from quire.nn.running_layers import told
 from quire.tensor import QuantizedTensor
 
@@ -332,8 +333,7 @@ def explain(function: Callable, *args: object, verbose: bool | None = None, **kw
     with _sharded_as_before(function):
         try:
             # Eager: with a mode Dynamo would compile nothing, and never try again.
-            eager = torch.compiler.set_stance("force_eager")
-            with torch.random.fork_rng(devices=[]), eager, mode, told(function, _note_layer):
+            with torch.random.fork_rng(devices=[]), in_eager_mode(), mode, told(function, _note_layer):
                 _run(function, args, kwargs, mode.of_runners)
         finally:
             text = torch.ops.quire.explain_end()

@@ -9,6 +9,7 @@ import torch
 import forks
 import pytorch
 import quire
+from quire.nn.own_context import in_eager_mode
 from quire.recipe import Float8CurrentScaling, NVFP4BlockScaling
 
 pytestmark = pytest.mark.any_device
@@ -275,6 +276,25 @@ def test_what_is_compiled_is_explained_and_stays_compiled(how):
         function(x).sum().backward()
         assert ran
         ran.clear()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_compiled_functions_are_compiled_again_when_the_last_of_several_threads_is_done(first):
+    ran = []
+
+    @torch.compile(backend=lambda graph, inputs: lambda *arguments: ran.append(1) or graph(*arguments))
+    def function(x):
+        return x + 1
+
+    threads = [in_eager_mode(), in_eager_mode()]
+    for thread in threads:
+        thread.__enter__()
+    threads[first].__exit__(None, None, None)
+    function(torch.zeros(2))
+    assert not ran
+    threads[1 - first].__exit__(None, None, None)
+    function(torch.zeros(2))
+    assert ran == [1]
 
 
 def test_torch_autocast_gives_a_compiled_float32_model_the_note():

@@ -66,6 +66,31 @@ def running(*models: torch.nn.Module, torch_autocast: bool = False) -> Iterator[
                 module.training = True
 
 
+class _Eager:
+    """Who wants compiled functions to run in eager mode, of all threads: the stance is the process's."""
+
+    lock = threading.Lock()
+    users = 0
+    stance: contextlib.AbstractContextManager[object] | None = None
+
+
+@contextlib.contextmanager
+def in_eager_mode() -> Iterator[None]:
+    """Functions that torch.compile has compiled run in eager mode, in all threads, until the last of them leaves this
+    context; then the stance is again what it was before the first one came."""
+    with _Eager.lock:
+        if _Eager.users == 0:
+            _Eager.stance = torch.compiler.set_stance("force_eager")
+        _Eager.users += 1
+    try:
+        yield
+    finally:
+        with _Eager.lock:
+            _Eager.users -= 1
+            if _Eager.users == 0:
+                _Eager.stance.__exit__(None, None, None)
+
+
 def callers_device() -> contextlib.AbstractContextManager[object]:
     """Within own_context(): a context with the caller's default device, for calls of the caller's model, whose forward
     may be written for it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from quire.checks import describe
+from quire.nn.own_context import in_eager_mode
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import is_experts
 from quire.tensor import QuantizedActivation, QuantizedTensor
@@ -101,7 +102,7 @@ def watched(layers: Iterable[torch.nn.Module], seen: Seen) -> Iterator[None]:
         seen(Matmul(layer, product), x, _rows(layer, x, offsets))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # a graph cannot show what it computes
+        stack.enter_context(in_eager_mode())  # a graph cannot show what it computes
         for layer in layers:
             if isinstance(layer, torch.nn.Linear):  # a quire.Linear does not always call the observer
                 stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
