@@ -1,13 +1,16 @@
 """quire.debug.statistics: counts compared with codes read back and with scales applied in float64."""
 
+import gc
 import math
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
 import quire
+from quire.nn import running_layers
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 
 #: Element format -> (code of 1.0, bits, half a step above the largest value).
@@ -257,6 +260,24 @@ def test_each_layer_has_counts_of_its_own(way, compiler):
     assert first["dy", "rowwise"].elements == 32 * 96
     assert str(counted).split()[0] == "layer" and str(together).split()[0] == "role"
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_graphs_of_earlier_steps_are_not_held(monkeypatch):
+    made, layers = [], running_layers._Layers
+    monkeypatch.setattr(running_layers, "_FEW_HOOKS", 20)
+    monkeypatch.setattr(running_layers, "_Layers", lambda *given: made.append(layers(*given)) or made[0])
+    model = torch.nn.Sequential(quire.Linear(64, 64), quire.Linear(64, 32))
+    with quire.debug.statistics(model) as counted:
+        for _ in range(30):
+            x = torch.randn(8, 64, requires_grad=True)
+            with quire.autocast(recipe="mxfp8"):
+                y = model(x)
+            held = weakref.ref(x)
+            del x, y
+            gc.collect()
+            assert held() is None
+        assert len(made) == 1 and len(made[0].of_nodes) < 100
+    assert {row.layer for row in counted} == {"0", "1"}
 
 
 def test_all_threads_are_counted_and_nothing_afterwards(make_layer, make_x):

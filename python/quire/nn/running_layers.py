@@ -47,6 +47,13 @@ class _Thread(threading.local):
         #: Of each module whose forward is running: its path, and what was told before it began. In backward a
         #: recomputed forward begins within a node of another module.
         self.running: list[tuple[str, str]] = []
+        #: Nodes that a module of the outermost forward has made. Held until it ends, so that no other node gets the
+        #: address of one.
+        self.known: set[object] = set()
+
+
+#: Hooks of nodes up to which none is forgotten.
+_FEW_HOOKS = 1000
 
 
 class _Layers:
@@ -56,9 +63,8 @@ class _Layers:
         self._tell_caller = tell
         self._paths = paths_of(model)
         self._thread = _Thread()
-        #: Nodes of which is known who has made them. Held, so that no other one gets the address of one.
-        self._known: set[object] = set()
         self.of_nodes: list[torch.utils.hooks.RemovableHandle] = []
+        self._most = _FEW_HOOKS
 
     def enter(self, module: torch.nn.Module, args: tuple) -> None:
         """Before the forward of a module, of any model and in any thread."""
@@ -74,6 +80,15 @@ class _Layers:
             path, before = self._thread.running.pop()
             self._know(path, args, result)
             self._tell(before)
+            if not self._thread.running:
+                self._thread.known.clear()
+                self._forget_hooks()
+
+    def _forget_hooks(self) -> None:
+        """Those of nodes that are gone, from time to time."""
+        if len(self.of_nodes) > self._most:
+            self.of_nodes[:] = [handle for handle in self.of_nodes if handle.hooks_dict_ref() is not None]
+            self._most = max(_FEW_HOOKS, 2 * len(self.of_nodes))
 
     def _tell(self, path: str) -> None:
         self._thread.told = path
@@ -81,12 +96,12 @@ class _Layers:
 
     def _know(self, path: str, inputs: object, results: object) -> None:
         """The nodes between inputs and results, of which no inner module has made any, are this module's."""
-        ends, ahead = _nodes_of(inputs), list(_nodes_of(results))
+        ends, ahead, known = _nodes_of(inputs), list(_nodes_of(results)), self._thread.known
         while ahead:
             node = ahead.pop()
-            if node is None or node in ends or node in self._known:
+            if node is None or node in ends or node in known:
                 continue
-            self._known.add(node)
+            known.add(node)
             self.of_nodes.append(node.register_prehook(lambda gradients: self._tell(path) and None))
             self.of_nodes.append(node.register_hook(lambda *gradients: self._tell("") and None))
             ahead += [following for following, _ in node.next_functions]
