@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed
-from torch.distributed import _composable_state
 from torch.utils._pytree import tree_map
 
 from quire.checks import check_type
@@ -112,6 +111,8 @@ class Found(NamedTuple):
 def _find(layer: torch.nn.Module, name: str) -> Found | None:
     """They are PyTorch's own, and nothing public says which pass a gather is for. fully_shard may have been called for
     any module around the layer, also for one that gather_codes() did not get. PyTorch lists these modules."""
+    from torch.distributed import _composable_state  # takes long to import, and fully_shard has done that
+
     for reference in list(getattr(_composable_state, "_module_state_mapping", {}).values()):
         for group in _groups_of(reference()):
             for parameter in group.fsdp_params:
