@@ -304,4 +304,6 @@ def _by_layer(model: torch.nn.Module) -> Iterator[None]:
 def _counted() -> Iterator[Counts]:
     for line in torch.ops.quire.debug_counted().splitlines():
         layer, role, spec, direction, *counts, amax, error = line.split("\t")
-        yield Counts(role, spec, direction, *map(int, counts), float(amax), float(error), layer)
+        # The same object for each NaN: rows with one are equal then.
+        measured = math.nan if error == "nan" else float(error)
+        yield Counts(role, spec, direction, *map(int, counts), float(amax), measured, layer)

@@ -211,7 +211,7 @@ SCENES = [quantizers, gradients_apart, linears, grouped, producers, mixtures, st
 WITHOUT_NUMBERS = {
     "absence_of", "activations", "agree_", "agree_on_", "canonical_parallel", "canonical_recipe", "canonical_spec",
     "compare_fields", "compare_ranks",
-    "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
+    "debug_count", "debug_count_for", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
     "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note",
     "forget_agreed", "in_backward",
     "isas", "kernel_tables", "next_caller", "raise_reported", "sent_by_gloo",
