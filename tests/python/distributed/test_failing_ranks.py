@@ -138,8 +138,8 @@ SEQUENCE, RING = {"sequence": True}, {"sequence": True, "overlap": "ring"}
 @pytest.mark.parametrize(
     ("parts", "options", "recipe", "backend"),
     [
-        ("column+row", SEQUENCE, "mxfp8", "inductor"),
-        ("column", SEQUENCE, None, "aot_eager"),  # values are gathered
+        ("column+row", SEQUENCE, "mxfp8", "aot_eager"),
+        ("column", SEQUENCE, None, "inductor"),  # values are gathered
         ("column", RING, "nvfp4", "aot_eager"),
         ("column", {}, "mxfp8", "aot_eager"),  # the first collective that tokens change is one of backward
         ("row", {}, "x=fp8_row,w=fp8_row,dy=fp8_row", "aot_eager"),  # it is the reduction of one amax for each token
