@@ -278,6 +278,20 @@ def test_what_is_compiled_is_explained_and_stays_compiled(how):
         ran.clear()
 
 
+def test_behind_a_graph_break_it_says_where_it_can_be_called():
+    layer, x = quire.Linear(64, 32), torch.randn(8, 64)
+
+    @torch.compile(backend="eager")
+    def function(x):
+        torch._dynamo.graph_break()
+        return quire.explain(layer, x)
+
+    with pytest.raises(RuntimeError, match="a function that torch.compiler.disable decorates"):
+        function(x)
+    apart = torch.compiler.disable(lambda x: quire.explain(layer, x))
+    assert torch.compile(lambda x: apart(x + 1), backend="eager")(x).steps
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_compiled_functions_are_compiled_again_when_the_last_of_several_threads_is_done(first):
     ran = []

@@ -262,6 +262,15 @@ def test_each_layer_has_counts_of_its_own(way, compiler):
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_a_layer_whose_input_has_a_name_leaves_the_layers_before_it_their_rows():
+    model = torch.nn.Sequential(quire.Linear(64, 64), quire.Linear(64, 32))
+    with quire.debug.statistics(model) as counted, quire.autocast(recipe="mxfp8"):
+        x = model[0](torch.randn(8, 64, requires_grad=True))
+        model[1](x=x).sum().backward()
+    assert [row.elements for row in counted if row.role == "dy" and row.layer == "0"] == [8 * 64] * 2
+    assert [row.elements for row in counted if row.role == "dy" and row.layer == "1"] == [8 * 32] * 2
+
+
 def test_graphs_of_earlier_steps_are_not_held(monkeypatch):
     made, layers = [], running_layers._Layers
     monkeypatch.setattr(running_layers, "_FEW_HOOKS", 20)

@@ -77,10 +77,18 @@ class _Eager:
 @contextlib.contextmanager
 def in_eager_mode() -> Iterator[None]:
     """Functions that torch.compile has compiled run in eager mode, in all threads, until the last of them leaves this
-    context; then the stance is again what it was before the first one came."""
+    context; then the stance is again what it was before the first one came. Raises RuntimeError within a compiled
+    function."""
     with _Eager.lock:
         if _Eager.users == 0:
-            _Eager.stance = torch.compiler.set_stance("force_eager")
+            try:
+                _Eager.stance = torch.compiler.set_stance("force_eager")
+            except RuntimeError as error:  # after a graph break, where torch.compiler.is_compiling() is False
+                raise RuntimeError(
+                    "quire: explain, statistics of a model and calibration run compiled functions in eager mode, and "
+                    "cannot begin within one; call them outside of the compiled function, or in a function that "
+                    "torch.compiler.disable decorates"
+                ) from error
         _Eager.users += 1
     try:
         yield

@@ -47,9 +47,6 @@ class _Thread(threading.local):
         #: Of each module whose forward is running: its path, and what was told before it began. In backward a
         #: recomputed forward begins within a node of another module.
         self.running: list[tuple[str, str]] = []
-        #: Nodes that a module of the outermost forward has made. Held until it ends, so that no other node gets the
-        #: address of one.
-        self.known: set[object] = set()
 
 
 #: Hooks of nodes up to which none is forgotten.
@@ -63,6 +60,8 @@ class _Layers:
         self._tell_caller = tell
         self._paths = paths_of(model)
         self._thread = _Thread()
+        #: Lies in the metadata of nodes of which is known who has made them.
+        self._known = object()
         self.of_nodes: list[torch.utils.hooks.RemovableHandle] = []
         self._most = _FEW_HOOKS
 
@@ -80,9 +79,7 @@ class _Layers:
             path, before = self._thread.running.pop()
             self._know(path, args, result)
             self._tell(before)
-            if not self._thread.running:
-                self._thread.known.clear()
-                self._forget_hooks()
+            self._forget_hooks()
 
     def _forget_hooks(self) -> None:
         """Those of nodes that are gone, from time to time."""
@@ -96,12 +93,12 @@ class _Layers:
 
     def _know(self, path: str, inputs: object, results: object) -> None:
         """The nodes between inputs and results, of which no inner module has made any, are this module's."""
-        ends, ahead, known = _nodes_of(inputs), list(_nodes_of(results)), self._thread.known
+        ends, ahead = _nodes_of(inputs), list(_nodes_of(results))
         while ahead:
             node = ahead.pop()
-            if node is None or node in ends or node in known:
+            if node is None or node in ends or self._known in node.metadata:
                 continue
-            known.add(node)
+            node.metadata[self._known] = True
             self.of_nodes.append(node.register_prehook(lambda gradients: self._tell(path) and None))
             self.of_nodes.append(node.register_hook(lambda *gradients: self._tell("") and None))
             ahead += [following for following, _ in node.next_functions]
