@@ -210,6 +210,8 @@ class _Call(torch.autograd.Function):
         ctx: Any, operation: BasicOperation, kwargs: dict[str, object], x: torch.Tensor, *more: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
+        if torch.compiler.is_dynamo_compiling():
+            ctx.requires_grad = any(ctx.needs_input_grad)  # Dynamo does not know it
         y, extra_outputs = operation.fuser_forward(
             [ctx],
             x,
