@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import subprocess
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Generator, Iterable
@@ -21,6 +22,8 @@ OF_DEVICE = Path(__file__).parent / "device"
 ALONE = "pytest.mark.alone"
 #: How many cases of this run wait for a machine with a GPU.
 WAITING = pytest.StashKey[int]()
+#: How many modules there were when Python's collector was last told to leave all objects alone.
+FROZEN = pytest.StashKey[int]()
 TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b|pytest\.mark\.any_device")
 
 
@@ -150,8 +153,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # no collection looks at what imports have made, which is most of what there is
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No collection looks at what imports have made, which is most of what there is."""
+    if len(sys.modules) - item.config.stash.get(FROZEN, 0) > 100:  # as torch.compile imports
+        gc.collect()
+        gc.freeze()
+        item.config.stash[FROZEN] = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)
