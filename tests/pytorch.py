@@ -27,6 +27,11 @@ def fails_before(version: str, why: str, since: str = "0.0") -> pytest.MarkDecor
     return pytest.mark.skipif(is_before(version) and not is_before(since), reason=f"before PyTorch {version}: {why}")
 
 
+def fails_since(version: str, why: str) -> pytest.MarkDecorator:
+    """The same with that version and later ones, for what PyTorch itself does worse than before."""
+    return pytest.mark.skipif(not is_before(version), reason=f"since PyTorch {version}: {why}")
+
+
 def missing_before(version: str, why: str, *devices: str) -> dict[str, str]:
     """The same for `missing` of a way or a feature (every_way.py, every_feature.py)."""
     return dict.fromkeys(devices, f"before PyTorch {version}: {why}") if is_before(version) else {}

@@ -18,9 +18,9 @@ def minor(version: str) -> tuple[int, int]:
 
 
 #: The first release of each minor version that quire takes. What a wheel's libraries need of these, later ones have.
-RELEASES = ("2.11.0", "2.12.0", "2.13.0")
+RELEASES = ("2.11.0", "2.12.0", "2.13.0", "2.14.0", "2.15.0")
 OLDEST, NEWEST = minor(RELEASES[0]), minor(RELEASES[-1])
-DEFAULT = RELEASES[-1]
+DEFAULT = "2.13.0"  # the one that every change is tested with
 RANGE = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
 
 

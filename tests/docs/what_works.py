@@ -238,7 +238,8 @@ runs the pair; as far as we know it raises no error.
 (a) Only `quire.autocast` can select delayed scaling, and a converted layer has a recipe of its own. `quire.convert` and
 `quire.quantize_model` raise an error.
 
-(b) The tests make packages with PyTorch 2.12 and 2.13, and run them in Python. From C++ they run `mxfp8` and `nvfp4`.
+(b) The tests make packages with PyTorch 2.12 and later, and run them in Python. From C++ they run `mxfp8` and `nvfp4`,
+with 2.13.
 
 Every feature of every layer, such as activation checkpointing, microbatches, or gradients that are added to
 `main_grad`, has its own tests. CONTRIBUTING.md says where they are.

@@ -17,7 +17,8 @@ ops = torch.ops.quire
 
 NEGATIVE = (-1, -7, -(2**62), -(2**63))
 HUGE = (2**31, 2**32 + 3, 2**40, 2**56 + 1, 2**58 + 1, 2**60, 2**62, (2**64 + 2) // 3, 2**63 - 1)
-NO_DTYPES = (-1, -128, 46, 47, 100, 127, 128, 255, 256, 256 + 6, 2**31, 2**32 + 6, 2**62, -(2**63))
+NO_DTYPE = 47 if hasattr(torch, "bcomplex32") else 46  # the first number after those of dtypes
+NO_DTYPES = (-1, -128, NO_DTYPE, NO_DTYPE + 1, 100, 127, 128, 255, 256, 256 + 6, 2**31, 2**32 + 6, 2**62, -(2**63))
 
 E, U = torch.empty(0), torch.empty(0, dtype=torch.uint8)
 RECIPE = "x=mxfp8,w=mxfp8,dy=mxfp8"

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+import pytorch
 import quire
 from quire.autocast import active_recipe
 from quire.recipe import (
@@ -152,12 +153,16 @@ def test_a_refused_field_shows_its_words_through_the_compiler(layer, x, compiler
     assert active_recipe() is None
 
 
-def test_a_context_made_outside_may_be_entered_inside_only_as_a_decorator(layer, x, compiler):
-    context = quire.autocast()
+def test_a_context_made_outside_is_entered_inside_or_refused(layer, x, compiler, equal_bits):
+    context = quire.autocast(recipe=MXFP8BlockScaling())
 
     def function(x):
         with context:
             return layer(x)
 
-    with pytest.raises(Exception, match="Dynamo does not know how to enter"):
-        compiler(function)(x)
+    if pytorch.is_before("2.14"):  # only as a decorator
+        with pytest.raises(Exception, match="Dynamo does not know how to enter"):
+            compiler(function)(x)
+    else:
+        y = compiler(function)(x)
+        assert equal_bits(y, function(x)) and not equal_bits(y, layer(x))

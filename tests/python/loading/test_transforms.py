@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, vmap
 
+import pytorch
 import quire
 from quire.recipe import DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
@@ -144,7 +145,11 @@ def trained(model, function, recipe):
     return [t.clone() for t in (y.detach(), x.grad, *gradients, *counters)]
 
 
-@pytest.mark.parametrize(("count", "backend"), [(1, "aot_eager"), (3, "aot_eager"), (3, "inductor")])
+#: So says its error, of every operator that writes to an argument there.
+INDUCTOR = pytest.param(3, "inductor", marks=pytorch.fails_since("2.14", "auto_functionalized_v2 is not an OpOverload"))
+
+
+@pytest.mark.parametrize(("count", "backend"), [(1, "aot_eager"), (3, "aot_eager"), INDUCTOR])
 def test_a_region_compiled_once_does_not_refuse_a_backward_pass_that_counts(count, backend, compiler, equal_bits):
     torch.manual_seed(0)
     model, recipe = Blocks(count), NVFP4BlockScaling()

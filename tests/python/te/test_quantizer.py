@@ -235,7 +235,7 @@ def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compare
         if grad:  # of other objects than tensors it asks Python
             assert torch.equal(asked(q), q.dequantize() + answer)
         else:
-            with pytest.raises(Exception, match="read tensor.spec_text there"):
+            with pytest.raises(Exception, match="read tensor.spec_text there|Dynamo cannot soundly trace"):
                 asked(q)
     assert not isinstance(q.dequantize(), te.MXFP8Tensor)
 
