@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -110,5 +111,6 @@ def register(device: str) -> None:
     def make(store: distributed.Store, rank: int, size: int, timeout: timedelta) -> Relay:
         return Relay(store, rank, size, timeout)
 
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # no flight recorder: that of PyTorch 2.15 wants a group with backends
     distributed.Backend.register_backend(NAME, make, devices=["cpu", device])
     distributed.get_backend_config = lambda group=None: f"cpu:gloo,{device}:gloo"
