@@ -73,6 +73,7 @@ TEST(Pipelined, ProductsOfGroupsAreWithinTheirBound) {
                       .b = {},
                       .transpose_a = form.a,
                       .transpose_b = form.b,
+                      .out = {},
                       .groups = cases.groups(ends, tokens, turn % 3 == 0)};
       std::vector<Matrix> list;
       if (form.a)
