@@ -179,6 +179,24 @@ def test_an_operation_of_a_script_has_the_gradients_that_it_says(used, compiled,
     assert_close([y], [wanted[0].detach()])
 
 
+class Doubled(ops.BasicOperation):
+    """2 x if its context says that a gradient is wanted, else x."""
+
+    def op_forward(self, ctx, input_, **unused):
+        return input_ * (2 if ctx.requires_grad else 1)
+
+    def op_backward(self, ctx, grad_output):
+        return 2 * grad_output, ()
+
+
+@ways
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_context_says_in_graphs_what_it_says_in_eager_mode(grad, compiled, compiler):
+    # PyTorch's own contexts always say that a gradient is wanted.
+    model, x = ops.Sequential(Doubled()), torch.randn(4, requires_grad=grad)
+    assert torch.equal((compiler(model) if compiled else model)(x), 2 * x)
+
+
 def test_an_operation_of_a_script_takes_decoded_values_and_options():
     x = torch.randn(4, 32, requires_grad=True)
     with te.autocast(recipe=quire.recipe.MXFP8BlockScaling()):

@@ -141,8 +141,9 @@ class BasicOperation(Operation):
     are lists with one entry, this operation's. The gradient of an extra output that nothing used is None, or within a
     compiled function zero.
 
-    ctx is that of a torch.autograd.Function: save_for_backward(), saved_tensors, requires_grad, and attributes of other
-    names. Quantizers of other operations are None. Gradients may be None. There are no second derivatives.
+    ctx is that of a torch.autograd.Function: save_for_backward(), saved_tensors, requires_grad, which is always True,
+    and attributes of other names. Quantizers of other operations are None. Gradients may be None. There are no second
+    derivatives.
     """
 
     def op_forward(
@@ -211,7 +212,7 @@ class _Call(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         if torch.compiler.is_dynamo_compiling():
-            ctx.requires_grad = any(ctx.needs_input_grad)  # Dynamo does not know it
+            ctx.requires_grad = True  # as in eager mode, always; Dynamo of PyTorch 2.14 does not know it
         y, extra_outputs = operation.fuser_forward(
             [ctx],
             x,
