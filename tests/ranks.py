@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -113,9 +113,9 @@ def _serve(rank: int, size: int, folder: str, pipe, where: tuple[str, str]) -> N
         try:
             with DEVICES[where[0]]():
                 result = function(rank, *arguments)
-            pipe.send((True, result))
+            pipe.send((True, result, groups.collectives()))
         except BaseException:
-            pipe.send((False, traceback.format_exc()))
+            pipe.send((False, traceback.format_exc(), {}))
         groups.end_function()
         faulthandler.cancel_dump_traceback_later()
     end()
@@ -138,6 +138,15 @@ class Groups:
         if len(made) < self._given[key]:  # a function may want several
             made.append(self._make(ranks, **options))
         return made[self._given[key] - 1]
+
+    def collectives(self) -> dict[str, int]:
+        """Of each group of this process that gloo serves: how many it has begun."""
+        from torch.distributed import GroupMember, get_backend, group
+
+        groups = {"all": group.WORLD}
+        groups |= {f"{key[0]}, {at}": one for key, made in self._made.items() for at, one in enumerate(made)}
+        own = {name: one for name, one in groups.items() if one != GroupMember.NON_GROUP_MEMBER}
+        return {name: one._get_sequence_number_for_group() for name, one in own.items() if get_backend(one) == "gloo"}
 
     def end_function(self) -> None:
         self._given.clear()
@@ -186,38 +195,61 @@ class Ranks:
             for rank, (context, (_, other)) in enumerate(zip(self._contexts, ends, strict=True))
         ]
         self._stderr = [Path(folder) / f"stderr{rank}" for rank in range(self.size)]
+        for path in self._stderr:
+            path.touch()
+        self._collectives: list[dict[str, int]] = [{} for _ in range(self.size)]
         for process in self._processes:
             process.start()
 
     def run(self, function: Callable[..., object], *arguments: object, deadline: float = DEADLINE) -> list[object]:
         """What function(rank, *arguments) returns in each process. Fails with the tracebacks of all that raised."""
         answers = self.outcomes(function, *arguments, deadline=deadline)
-        if all(well for well, _ in answers):
-            return [result for _, result in answers]
-        said = [
-            f"rank {rank}: {answer}\n{self._stderr[rank].read_text()[-4000:]}"
-            for rank, (well, answer) in enumerate(answers)
-            if not well
-        ]
-        self.restart()  # a rank that failed may have left others in a collective
-        pytest.fail("\n".join(said), pytrace=False)
+        said = [f"rank {rank}: {answer}\n{self._said(rank)}" for rank, (well, answer) in enumerate(answers) if not well]
+        if not said:
+            said = self._uneven()
+        if said:
+            self.restart()  # a rank that failed may have left others in a collective
+            pytest.fail("\n".join(said), pytrace=False)
+        return [result for _, result in answers]
 
     def outcomes(
         self, function: Callable[..., object], *arguments: object, deadline: float = DEADLINE
     ) -> list[tuple[bool, object]]:
         """Of each process: (True, what function(rank, *arguments) returned), or (False, how it failed)."""
         end = time.monotonic() + deadline
+        self._begins = [path.stat().st_size for path in self._stderr]
         for pipe in self._pipes:
             pipe.send((function, arguments))
         answers = []
         for rank, pipe in enumerate(self._pipes):
+            well, answer = False, f"no answer within {deadline} seconds"
             try:
-                found = pipe.poll(max(0.0, end - time.monotonic()))
-                answers.append(pipe.recv() if found else (False, f"no answer within {deadline} seconds"))
+                if pipe.poll(max(0.0, end - time.monotonic())):
+                    well, answer, self._collectives[rank] = pipe.recv()
             except (EOFError, ConnectionResetError):
                 self._processes[rank].join(10)
-                answers.append((False, f"the process ended with {self._processes[rank].exitcode}"))
+                answer = f"the process ended with {self._processes[rank].exitcode}"
+            answers.append((well, answer))
         return answers
+
+    def _uneven(self) -> list[str]:
+        """Groups whose processes have begun unequal numbers of collectives in a function that has not failed. The next
+        collective of one would meet an earlier one of another, and end a process whose tensor is the smaller one."""
+        counts: dict[str, dict[int, int]] = defaultdict(dict)
+        for rank, own in enumerate(self._collectives):
+            for name, count in own.items():
+                counts[name][rank] = count
+        return [
+            f"the processes of group {name} have begun unequal numbers of collectives: {of_ranks}"
+            for name, of_ranks in counts.items()
+            if len(set(of_ranks.values())) > 1
+        ]
+
+    def _said(self, rank: int) -> str:
+        """What the process of the rank has written since the function began. Its beginning matters most: there C++
+        says why it aborts, before all threads are listed."""
+        said = self._stderr[rank].read_bytes()[self._begins[rank] :].decode(errors="replace")
+        return said if len(said) <= 12000 else f"{said[:6000]}\n[...]\n{said[-6000:]}"
 
     def restart(self) -> None:
         self.kill()
