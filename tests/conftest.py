@@ -1,7 +1,6 @@
 """Options of the tests, which of them are the quick ones, where they compute, and the program that several share."""
 
 import fcntl
-import gc
 import inspect
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import pytorch  # noqa: F401, changes Dynamo
+import pytorch
 from devices import DEVICES, absence_of, launched, leave_broken, prepare
 
 #: Tests of the test device itself, and of quire on it.
@@ -154,10 +153,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No collection looks at what imports have made, which is most of what there is."""
     if len(sys.modules) - item.config.stash.get(FROZEN, 0) > 100:  # as torch.compile imports
-        gc.collect()
-        gc.freeze()
+        pytorch.freeze()
         item.config.stash[FROZEN] = len(sys.modules)
 
 

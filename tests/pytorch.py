@@ -18,6 +18,19 @@ import torch_pin  # noqa: E402
 guards.profile_guard_manager = lambda *_: 0.0
 
 
+def forget() -> None:
+    """What has been compiled, and layers that only compiled code refers to."""
+    torch.compiler.reset()
+    gc.collect()
+
+
+def freeze() -> None:
+    """No later collection looks at what there is now, most of which imports have made. Layers of compiled code go
+    first: frozen, they would never be collected, and steps of delayed scaling take all layers that there are."""
+    forget()
+    gc.freeze()
+
+
 def is_before(version: str) -> bool:
     return torch_pin.minor(torch.__version__) < torch_pin.minor(version)
 

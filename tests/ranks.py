@@ -4,7 +4,6 @@ PyTorch's fake group, for graphs."""
 
 import contextlib
 import faulthandler
-import gc
 import multiprocessing
 import os
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-import pytorch  # noqa: F401, changes Dynamo
+import pytorch
 from devices import DEVICES, prepare
 
 #: Seconds that a collective waits for other ranks, and that a function may take.
@@ -105,9 +104,8 @@ def _serve(rank: int, size: int, folder: str, pipe, where: tuple[str, str]) -> N
     imported = 0
     while (task := pipe.recv()) is not None:
         function, arguments = task
-        if len(sys.modules) > imported:  # no later collection looks at what imports have made
-            gc.collect()
-            gc.freeze()
+        if len(sys.modules) > imported:
+            pytorch.freeze()
             imported = len(sys.modules)
         faulthandler.dump_traceback_later(DEADLINE - 10)
         try:
@@ -162,10 +160,7 @@ class Groups:
 
 def forget(rank: int) -> None:
     """What the functions of one file have compiled, before those of another."""
-    import torch
-
-    torch.compiler.reset()
-    gc.collect()
+    pytorch.forget()
 
 
 class Ranks:
