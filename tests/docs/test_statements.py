@@ -2,6 +2,7 @@
 
 import re
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -256,3 +257,79 @@ def _table(text: str, head: str = "| M, inference, prepacked |") -> dict[str, li
         for name, *row in cells
         if "Scaling`" in name and "target" not in name
     }
+
+
+def test_a_converted_layer_refuses_an_input_that_needs_a_gradient(page):
+    for said in (
+        "an embedding, a norm, the router of a mixture, or a linear layer that was not converted.",
+        'Weight-only recipes (`x=none`) and `gradients="input"` raise no error.',
+    ):
+        assert says(page, "docs/inference.md", said)
+    fronts = torch.nn.LayerNorm(64), quire.MoE(64, 64, 2), torch.nn.Linear(64, 64)
+    for front in fronts:
+        for recipe, options, raises in (
+            ("mxfp8", {}, True),
+            ("mxfp8", {"gradients": "input"}, False),
+            ("x=none,w=mxfp8", {}, False),
+        ):
+            model = torch.nn.Sequential(front, torch.nn.Linear(64, 64))
+            quire.convert(
+                model,
+                recipe,
+                for_inference=True,
+                tokens=None,
+                min_features=1,
+                filter=lambda _, name: name == "1",
+                **options,
+            )
+            with pytest.raises(RuntimeError, match="run the model under torch.no_grad") if raises else nullcontext():
+                assert model(torch.randn(4, 64)).requires_grad
+            with torch.no_grad():
+                model(torch.randn(4, 64))
+
+
+def test_a_conversion_times_linear_layers_alone(page, monkeypatch):
+    assert says(page, "docs/inference.md", "It does not time experts and the other layers of quire, such as")
+    monkeypatch.setattr(quire.conversion.timing, "SECONDS", 0.0)
+    monkeypatch.setattr(quire.conversion.convert, "_why_slower", lambda seconds, _: dict.fromkeys(seconds, "slower"))
+    for layer in (quire.MoE(256, 256, 2), quire.LayerNormLinear(256, 256)):
+        quire.convert(layer, "mxfp8", for_inference=True, tokens=64)
+    with pytest.raises(ValueError, match="slower"):
+        quire.convert(quire.Linear(256, 256), "mxfp8", for_inference=True, tokens=64)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "tensor"])
+def test_a_layer_whose_weight_is_no_parameter_is_converted_for_training_alone(page, kind):
+    assert says(page, "docs/inference.md", "is converted for training and left by a conversion for inference")
+    for inference in (False, True):
+        layer = torch.nn.Linear(256, 256)
+        weight = layer.weight.detach()
+        del layer.weight
+        if kind == "buffer":
+            layer.register_buffer("weight", weight)
+        else:
+            layer.weight = weight
+        model = torch.nn.Sequential(layer, torch.nn.Linear(256, 256))
+        quire.convert(model, "mxfp8", for_inference=inference, tokens=None)
+        assert isinstance(model[0], quire.Linear) != inference and isinstance(model[1], quire.Linear)
+
+
+def test_loaded_weights_have_plain_order_and_decoded_ones_train_if_they_are_told_to(page, tmp_path):
+    assert says(
+        page, "docs/inference.md", "The loaded weights have plain order. `quire.prepack_weights(model)` gives them"
+    )
+    assert says(page, "docs/integrations.md", "do not require gradients afterwards either: to train them, call")
+    model, other = (torch.nn.Sequential(torch.nn.Linear(256, 256)).eval() for _ in range(2))
+    quire.convert(model, "nvfp4", for_inference=True, tokens=None)
+    assert model[0].weight.spec_text.endswith(":interleaved")
+    io.save(model, tmp_path / "model.safetensors", dialect="quire")
+    io.load(other, tmp_path / "model.safetensors")
+    assert not other[0].weight.spec_text.endswith(":interleaved")
+    with torch.no_grad():
+        x = torch.randn(4, 256)
+        expected, loaded = model(x), other(x)
+        quire.prepack_weights(other)
+        assert torch.equal(loaded, expected) and torch.equal(other(x), expected)
+    assert other[0].weight.spec_text == model[0].weight.spec_text
+    quire.dequantize_weights(model)
+    assert not any(parameter.requires_grad for parameter in model.parameters())

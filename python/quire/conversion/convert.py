@@ -113,9 +113,9 @@ def convert(
     (quire.Linear).
 
     Some layers are not converted: subclasses of torch.nn.Linear, whose forward method may differ; layers whose forward
-    method was replaced; layers of other dtypes than float32, float16 and bfloat16; layers whose weight is no plain
-    parameter (a buffer, a sparse tensor, of another library's class, not initialised yet); and for training
-    parametrized layers. quire.conversion_report(model) states the reason for each layer.
+    method was replaced; layers of other dtypes than float32, float16 and bfloat16; layers whose weight is sparse, of
+    another library's class or not initialised yet; for training parametrized layers; and for inference layers whose
+    weight is no parameter (a buffer, a plain tensor). quire.conversion_report(model) states the reason for each layer.
 
     Args:
         model: a model of any layers, or a layer. It changes in place.
