@@ -14,10 +14,11 @@ from torch import distributed
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire.autocast import active_recipe
+from quire.autocast import active_recipe, recipe_of
 from quire.checks import check_type
 from quire.distributed.fully_sharded import fsdp_groups
 from quire.nn.own_context import in_eager_mode
+from quire.nn.product_module import ProductModule
 from quire.nn.running_layers import told
 from quire.tensor import QuantizedTensor
 
@@ -290,8 +291,9 @@ def _shapes(args: tuple) -> list[str]:
 def explain(function: Callable, *args: object, verbose: bool | None = None, **kwargs: object) -> Explanation:
     """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
-    The backward pass does not run within torch.no_grad, and not for results without gradients: results of a model that
-    was converted for inference, and of runners (quire.runners).
+    The backward pass does not run within torch.no_grad, and not for results without gradients: results of a model with
+    a layer that gives its input no gradient (converted for inference without gradients="input"), and of runners
+    (quire.runners).
 
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
     torch's random state. No gradient is accumulated. Python attributes that the function sets keep their new values,
@@ -427,9 +429,20 @@ def _nodes(tensor: torch.Tensor) -> set[object]:
 
 
 def _is_for_inference(function: Callable) -> bool:
-    """Whether it is a module with weights without codes for a backward pass (quire.convert(for_inference=True))."""
-    weights = function.parameters() if isinstance(function, torch.nn.Module) else ()
+    """Whether it is a module with a layer that gives its input no gradient: its weight has codes for the forward pass
+    alone, and its recipe does not decode them (quire.convert(for_inference=True) without gradients="input")."""
+    modules = function.modules() if isinstance(function, torch.nn.Module) else ()
+    return any([_has_forward_codes(module) and not _decodes_backward(module) for module in modules])
+
+
+def _has_forward_codes(module: torch.nn.Module) -> bool:
+    weights = module.parameters(recurse=False)
     return any([isinstance(weight, QuantizedTensor) and weight.columnwise_data is None for weight in weights])
+
+
+def _decodes_backward(module: torch.nn.Module) -> bool:
+    recipe = recipe_of(module) if isinstance(module, ProductModule) else None
+    return recipe is not None and recipe.backward_override is not None
 
 
 def _differentiable(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -333,3 +334,78 @@ def test_loaded_weights_have_plain_order_and_decoded_ones_train_if_they_are_told
     assert other[0].weight.spec_text == model[0].weight.spec_text
     quire.dequantize_weights(model)
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_explanation_runs_hooks_and_keeps_attributes_and_is_full_for_one_layer(page):
+    assert says(
+        page, "docs/observing.md", "Hooks run, and Python attributes that the model sets keep their new values."
+    )
+    assert says(page, "docs/observing.md", "If only one layer computes, the report has every step in full")
+    ran = []
+    model = torch.nn.Sequential(quire.Linear(64, 64, recipe="mxfp8"))
+    model[0].register_forward_hook(lambda layer, *_: ran.append(setattr(layer, "note", "kept")))
+    one = str(quire.explain(model, torch.randn(4, 64)))
+    assert len(ran) == 1 and model[0].note == "kept"
+    model.append(quire.Linear(64, 64, recipe="mxfp8"))
+    assert "not asked" in one and "not asked" not in str(quire.explain(model, torch.randn(4, 64)))
+
+
+def test_the_kernels_of_a_weight_only_recipe_are_those_of_the_table(page):
+    assert says(page, "docs/observing.md", "or `quire::linear_unquantized_bwd` if it multiplies values (weight-only")
+    layer = quire.Linear(64, 64, recipe="x=none,w=nvfp4")
+    with torch.profiler.profile() as profile:
+        layer(torch.randn(4, 64, requires_grad=True)).sum().backward()
+    parents: dict[str, set[str]] = {}
+    for event in profile.events():
+        parents.setdefault(event.name, set()).add(event.cpu_parent.name if event.cpu_parent else "")
+    assert parents["quire::linear_unquantized_bwd"] == {"quire::linear_backward"}
+    assert parents["aten::mm"] == {"quire::linear_unquantized_bwd"} and parents["aten::addmm"] == {"quire::linear_fwd"}
+
+
+def test_an_inf_reaches_the_gradients_through_the_loss_alone(page):
+    assert says(page, "docs/troubleshooting.md", "If the loss becomes NaN, it spreads to dy of the layers too")
+    x = torch.randn(8, 64)
+    x[2, 3] = torch.inf
+    for loss, reaches in ((torch.sum, False), (torch.nn.functional.mse_loss, True)):
+        model = torch.nn.Sequential(quire.Linear(64, 64), torch.nn.GELU(), quire.Linear(64, 64))
+        with quire.debug.statistics(model) as counts, quire.autocast(recipe="mxfp8"):
+            y = model(x)
+            (loss(y, torch.zeros_like(y)) if reaches else loss(y)).backward()
+        bad = {(row.layer, row.role) for row in counts if row.nonfinite}
+        assert {("0", "x"), ("2", "x")} <= bad and (("2", "dy") in bad) == reaches
+
+
+def test_what_a_layer_and_a_checkpoint_keep(page):
+    assert says(page, "docs/troubleshooting.md", "keeps only the arguments of the function.")
+    assert says(page, "docs/troubleshooting.md", "Delayed scaling does not allow this option.")
+
+    def lives_on(run) -> bool:
+        x = torch.randn(4, 64).mul(2)
+        alive = weakref.ref(x)
+        y = run(x)
+        del x
+        return alive() is not None and y is not None
+
+    layer = quire.Linear(64, 64, recipe="mxfp8")
+    assert not lives_on(layer) and lives_on(lambda x: quire.checkpoint(layer, x, use_reentrant=False))
+    layer = quire.Linear(64, 64, save_original_input=True, recipe="mxfp8")
+    assert lives_on(layer)
+    with (
+        pytest.raises(ValueError, match="save_original_input=True does not go with"),
+        quire.autocast(recipe="fp8_delayed"),
+    ):
+        layer(torch.randn(4, 64))
+
+
+def test_a_quantized_weight_takes_recipes_with_its_spec_alone(page):
+    assert says(
+        page, "docs/custom-recipes.md", "The options `nan` and `interleaved` may differ, and so may the specs of x"
+    )
+    model = quire.convert(torch.nn.Linear(256, 256), "nvfp4", for_inference=True, tokens=None)
+    with torch.no_grad():
+        for recipe in ("x=nvfp4,w=nvfp4,dy=nvfp4", "x=mxfp8,w=nvfp4:nan,dy=mxfp8"):
+            with quire.autocast(recipe=recipe):
+                assert model(torch.randn(4, 256)).isfinite().all()
+        for recipe in ("nvfp4", "mxfp8"):
+            with pytest.raises(RuntimeError, match="Recipe mismatch"), quire.autocast(recipe=recipe):
+                model(torch.randn(4, 256))

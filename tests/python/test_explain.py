@@ -141,6 +141,19 @@ def test_other_ways_backward_show_as_products_of_plain_matrices(make_layer, make
         )
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "x=none,w=mxfp8"])
+@pytest.mark.parametrize("gradients", ["input", None])
+def test_a_layer_for_inference_has_a_backward_pass_if_it_gives_one(recipe, gradients):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), quire.Linear(64, 64, recipe="mxfp8"))
+    quire.convert(model[0], recipe, for_inference=True, tokens=None, min_features=1, gradients=gradients)
+    products = quire.explain(model, torch.randn(4, 64)).products
+    forward_only = gradients is None and recipe == "mxfp8"
+    assert [step.layer for step in products].count("0") == (1 if forward_only else 2)
+    assert [step.name for step in products if step.layer == "1"] == ["fprop", "dgrad", "wgrad"][
+        : 1 if forward_only else 3
+    ]
+
+
 def test_delayed_scaling_keeps_its_state(make_layer, make_x, equal_bits):
     layer, x = make_layer(96, 64), make_x(16, 96)
     recipe = quire.recipe.DelayedScaling(amax_history_len=4)
