@@ -38,8 +38,16 @@ class Block(torch.nn.Module):
 
 def block(sequence):
     torch.manual_seed(0)
-    group = distributed.new_group(timeout=timedelta(seconds=SHORT))
-    return Block(group, sequence)
+    return Block(distributed.new_group(timeout=timedelta(seconds=SHORT)), sequence)
+
+
+def patient_group():
+    """A group whose ranks may compile at different speeds, until hurry()."""
+    return distributed.new_group(timeout=timedelta(seconds=PATIENCE))
+
+
+def hurry(group):
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT), group)
 
 
 def tokens(count=TOKENS, features=64):
@@ -84,11 +92,12 @@ def compiled(rank):
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("torch._dynamo").addHandler(handler)
     torch._logging.set_logs(graph_code=True)
-    model, x = block(False), tokens()
-    run = torch.compile(model, fullgraph=True)
+    group, x = patient_group(), tokens()
+    run = torch.compile(Block(group, False), fullgraph=True)
     with quire.autocast(recipe="mxfp8"):
         y = run(x).sum()
         y.backward(retain_graph=True)
+        hurry(group)
         if rank == 1:
             return leave("ends")
         return line_that_failed(lambda: run(x)), line_that_failed(y.backward), "\n".join(lines)
@@ -200,7 +209,7 @@ def compiled_sizes(rank, parts, options, recipe, backend):
     make alike. What each of the calls says, and at last one where rank 1 alone has other tokens than before."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    group = distributed.new_group(timeout=timedelta(seconds=PATIENCE))  # ranks compile at different speeds
+    group = patient_group()
     sizes = {"column": (64, 128), "row": (128, 64)}
     model = torch.nn.Sequential(
         *[quire.Linear(*sizes[mode], parallel=Parallel(mode, group, **options)) for mode in parts.split("+")]
@@ -213,7 +222,7 @@ def compiled_sizes(rank, parts, options, recipe, backend):
 
     counts = [64 if rank else 32, 32, 32, 64, 96 if rank else 32, 64]
     said = [message(functools.partial(step, count)) for count in counts]
-    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT), group)
+    hurry(group)
     return [*said, message(functools.partial(step, 80 if rank else 64))]
 
 
@@ -221,7 +230,7 @@ def compiled_layouts(rank, kind, way):
     """Rank 1 differs by `kind`, which is a constant of its graph. way: a backend of torch.compile, or "export". What
     that call says, and two more that all ranks make alike."""
     torch.compiler.reset()
-    group = distributed.new_group(timeout=timedelta(seconds=PATIENCE))  # ranks compile at different speeds
+    group = patient_group()
     said = []
     for differs in (rank == 1, False, False):
         torch.manual_seed(0)
