@@ -111,7 +111,13 @@ def test_an_exception_inside_leaves_no_trace_but_the_amaxes_of_what_ran(layer):
 
 
 def test_threads_do_not_end_each_others_steps():
+    device = torch.get_default_device()
+
     def train(seed, results):
+        with device:  # threads do not have this one's default
+            train_there(seed, results)
+
+    def train_there(seed, results):
         torch.manual_seed(seed)
         layer, model = quire.Linear(16, 32), Layer()
         for step in range(20):
