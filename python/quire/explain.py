@@ -429,20 +429,17 @@ def _nodes(tensor: torch.Tensor) -> set[object]:
 
 
 def _is_for_inference(function: Callable) -> bool:
-    """Whether it is a module with a layer that gives its input no gradient: its weight has codes for the forward pass
-    alone, and its recipe does not decode them (quire.convert(for_inference=True) without gradients="input")."""
+    """Whether it is a module with a layer that gives its input no gradient, as after quire.convert(for_inference=True)
+    without gradients="input"."""
     modules = function.modules() if isinstance(function, torch.nn.Module) else ()
-    return any([_has_forward_codes(module) and not _decodes_backward(module) for module in modules])
+    return any([isinstance(module, ProductModule) and _gives_no_gradient(module) for module in modules])
 
 
-def _has_forward_codes(module: torch.nn.Module) -> bool:
-    weights = module.parameters(recurse=False)
-    return any([isinstance(weight, QuantizedTensor) and weight.columnwise_data is None for weight in weights])
-
-
-def _decodes_backward(module: torch.nn.Module) -> bool:
-    recipe = recipe_of(module) if isinstance(module, ProductModule) else None
-    return recipe is not None and recipe.backward_override is not None
+def _gives_no_gradient(layer: ProductModule) -> bool:
+    """Whether its weights have codes for the forward pass alone, and its recipe multiplies codes in backward."""
+    recipe, weights = recipe_of(layer), layer.parameters(recurse=False)
+    without = any([isinstance(weight, QuantizedTensor) and weight.columnwise_data is None for weight in weights])
+    return without and recipe is not None and recipe.backward_override is None
 
 
 def _differentiable(value: object) -> bool:

@@ -1,5 +1,6 @@
 """quire.explain: says what ran, in which format and direction, by which kernel, and changes nothing."""
 
+import contextlib
 import re
 import threading
 
@@ -149,9 +150,25 @@ def test_a_layer_for_inference_has_a_backward_pass_if_it_gives_one(recipe, gradi
     products = quire.explain(model, torch.randn(4, 64)).products
     forward_only = gradients is None and recipe == "mxfp8"
     assert [step.layer for step in products].count("0") == (1 if forward_only else 2)
-    assert [step.name for step in products if step.layer == "1"] == ["fprop", "dgrad", "wgrad"][
-        : 1 if forward_only else 3
-    ]
+    expected = ["fprop"] if forward_only else ["fprop", "dgrad", "wgrad"]
+    assert [step.name for step in products if step.layer == "1"] == expected
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.Linear(64, 64), lambda: quire.LayerNormMLP(64, 64)])
+def test_the_recipe_in_force_says_whether_a_layer_for_inference_has_a_backward_pass(make):
+    """As it says whether a backward pass raises."""
+    model = quire.convert(torch.nn.Sequential(make()), "mxfp8", for_inference=True, tokens=None, min_features=1)
+    decodes = quire.recipe.MXFP8BlockScaling(backward_override="dequantized")
+    for recipe, gives in ((None, True), (decodes, True), ("mxfp8", False)):
+        x = torch.randn(4, 64)
+        with quire.autocast(enabled=recipe is not None, recipe=recipe):
+            products = [step.operation for step in quire.explain(model, x).products]
+            with torch.no_grad():
+                forward = [step.operation for step in quire.explain(model, x).products]
+            refused = pytest.raises(RuntimeError, match="run the model under torch.no_grad")
+            with contextlib.nullcontext() if gives else refused:
+                model(x.requires_grad_()).sum().backward()
+        assert (len(products) > len(forward)) == gives
 
 
 def test_delayed_scaling_keeps_its_state(make_layer, make_x, equal_bits):
