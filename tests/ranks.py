@@ -142,7 +142,7 @@ class Groups:
         from torch.distributed import GroupMember, get_backend, group
 
         groups = {"all": group.WORLD}
-        groups |= {f"{key[0]}, {at}": one for key, made in self._made.items() for at, one in enumerate(made)}
+        groups |= {f"{key}, {at}": one for key, made in self._made.items() for at, one in enumerate(made)}
         own = {name: one for name, one in groups.items() if one != GroupMember.NON_GROUP_MEMBER}
         return {name: one._get_sequence_number_for_group() for name, one in own.items() if get_backend(one) == "gloo"}
 

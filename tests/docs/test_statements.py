@@ -334,6 +334,8 @@ def test_loaded_weights_have_plain_order_and_decoded_ones_train_if_they_are_told
     assert other[0].weight.spec_text == model[0].weight.spec_text
     quire.dequantize_weights(model)
     assert not any(parameter.requires_grad for parameter in model.parameters())
+    model.requires_grad_(True)(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_an_explanation_runs_hooks_and_keeps_attributes_and_is_full_for_one_layer(page):

@@ -110,14 +110,14 @@ def test_an_exception_inside_leaves_no_trace_but_the_amaxes_of_what_ran(layer):
     train_step(layer, model, 3)
 
 
+def on(place, function, *arguments):
+    """What a thread runs: it does not have the default device of the thread that started it."""
+    with place:
+        return function(*arguments)
+
+
 def test_threads_do_not_end_each_others_steps():
-    device = torch.get_default_device()
-
     def train(seed, results):
-        with device:  # threads do not have this one's default
-            train_there(seed, results)
-
-    def train_there(seed, results):
         torch.manual_seed(seed)
         layer, model = quire.Linear(16, 32), Layer()
         for step in range(20):
@@ -132,7 +132,8 @@ def test_threads_do_not_end_each_others_steps():
         results[seed] = (layer, model)
 
     results = {}
-    threads = [threading.Thread(target=train, args=(seed, results)) for seed in range(8)]
+    place = torch.get_default_device()
+    threads = [threading.Thread(target=on, args=(place, train, seed, results)) for seed in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -297,9 +298,10 @@ def test_a_history_that_another_thread_makes_longer_does_not_lose_an_amax():
 
     # In a thread of its own, with which its rules go: others would go on calling `largest`.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        expected = thread.submit(histories, lambda state: None).result()
+        place = torch.get_default_device()
+        expected = thread.submit(on, place, histories, lambda state: None).result()
         longer = itertools.count(1025, 1000)
-        found = thread.submit(histories, lambda state: state.reserve(next(longer))).result()
+        found = thread.submit(on, place, histories, lambda state: state.reserve(next(longer))).result()
     assert all(history[1:].any() for history in expected)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 

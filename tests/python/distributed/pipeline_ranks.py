@@ -135,7 +135,7 @@ def trains_when_traced(rank: int, recipe: str) -> None:
 
 
 def needs_a_group_for_amaxes(rank: int) -> None:
-    # Ranks compare what differs from the last step. Of that, neither has as many amaxes as in the next one.
+    # A rank compares the number of its amaxes with other ranks only if it has changed: first both have another one.
     layers = [quire.Linear(WIDTH, WIDTH) for _ in range(5)]
     for _ in range(2):
         with quire.autocast(recipe="fp8_delayed"):

@@ -163,8 +163,11 @@ def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path,
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
         assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
     assert attributes(model) == before
+    names = {name for name, p in model.named_parameters() if isinstance(p, quire.QuantizedTensor)}
     plain = model.dequantize()
     assert not any(isinstance(p, quire.QuantizedTensor) for p in plain.parameters())
+    decoded = [p for name, p in plain.named_parameters() if name in names]
+    assert len(decoded) == len(names) > 0 and all(p.requires_grad for p in decoded)  # as docs/integrations.md says
 
 
 #: Dialects whose quant_method transformers has a quantizer for: recipe, filter's end of names, family.
