@@ -112,7 +112,7 @@ CASES = {
     "quantize_ of a list": (lambda: q().quantize_([1.0]), TypeError, "values must be a tensor, got [1.0]"),
     "quantize_ of complex numbers": (lambda: q().quantize_(X + 0j), TypeError, "must be real numbers, got torch.compl"),
     "quantize_ of a tensor without values": (lambda: q().quantize_(META), TypeError, "got torch.float32 on meta"),
-    "update_usage with text": (lambda: q().update_usage(columnwise="no"), TypeError, "columnwise must be a bool, got"),
+    "update_usage with text": (lambda: q().update_usage(True, "no"), TypeError, "columnwise_usage must be a bool, got"),
     "the memory of codes for others": (
         lambda: torch.from_dlpack(q()),
         TypeError,

@@ -166,20 +166,20 @@ class TensorProto:
         tensor = from_results(results, self.spec.text, self.shape, self.dtype, (self.rowwise, self.columnwise))
         return tensor.requires_grad_() if self.requires_grad else tensor
 
-    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> TensorProto:
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> TensorProto:
         """The same description with other directions; None leaves one as it is.
 
         Args:
-            rowwise: whether rowwise codes are stored. None: as before.
-            columnwise: whether columnwise codes are stored. None: as before.
+            rowwise_usage: whether rowwise codes are stored. None: as before.
+            columnwise_usage: whether columnwise codes are stored. None: as before.
 
         Raises:
             ValueError: if none is left.
         """
         return replace(
             self,
-            rowwise=self.rowwise if rowwise is None else rowwise,
-            columnwise=self.columnwise if columnwise is None else columnwise,
+            rowwise=self.rowwise if rowwise_usage is None else rowwise_usage,
+            columnwise=self.columnwise if columnwise_usage is None else columnwise_usage,
         )
 
     def _results(self, device: torch.device | str) -> Sequence[torch.Tensor]:

@@ -35,16 +35,6 @@ _SAVED = "a saved QuantizedTensor"
 _REMEDY = "the file is damaged or was not written by quire; save the tensor again"
 
 
-def _either(name: str, usage: bool | None, other: bool | None) -> bool | None:
-    """The value that was given under either of two names for the same argument."""
-    if None not in (usage, other):
-        raise TypeError(
-            f"QuantizedTensor.update_usage: {name} and {name}_usage mean the same, got {usage!r} and {other!r}; pass "
-            "one of them"
-        )
-    return other if usage is None else usage
-
-
 class _Nowhere(int):
     """The address 0 of a tensor that has buffers. accelerate finds tied weights in a dict by data_ptr(). If the key of
     all quantized weights were 0, it would put one of them in the place of the others."""
@@ -375,34 +365,30 @@ class QuantizedTensor(DataTensors, torch.Tensor):
 
     def update_usage(
         self,
-        rowwise: bool | None = None,
-        columnwise: bool | None = None,
-        *,
-        requantize: bool = False,
         rowwise_usage: bool | None = None,
         columnwise_usage: bool | None = None,
+        *,
+        requantize: bool = False,
     ) -> None:
         """Drops a direction (False), which frees its memory, or adds a missing one (True); None leaves a direction
-        unchanged. rowwise_usage and columnwise_usage are other words for them.
+        unchanged.
 
         A direction is added without loss if its codes are the codes of the other direction in another order:
         fp8_tensor, and tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is
         quantized from `master`, or, with requantize=True, from the decoded values, which is a second rounding.
 
         Args:
-            rowwise: False drops the rowwise codes, True adds them, None leaves them.
-            columnwise: the same for columnwise codes.
+            rowwise_usage: False drops the rowwise codes, True adds them, None leaves them.
+            columnwise_usage: the same for columnwise codes.
             requantize: whether a direction may be quantized from the decoded values, which is a second rounding.
-            rowwise_usage: another word for rowwise.
-            columnwise_usage: another word for columnwise.
 
         Raises:
             ValueError: if neither is possible or if no direction would be left. Nothing has then changed.
         """
-        rowwise = _either("rowwise", rowwise, rowwise_usage)
-        columnwise = _either("columnwise", columnwise, columnwise_usage)
-        check_type_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
-        proto = self.proto.update_usage(rowwise, columnwise)
+        check_type_or_none(
+            "QuantizedTensor.update_usage", bool, rowwise_usage=rowwise_usage, columnwise_usage=columnwise_usage
+        )
+        proto = self.proto.update_usage(rowwise_usage, columnwise_usage)
         asked = {"rowwise": proto.rowwise, "columnwise": proto.columnwise}
         added: Buffers = {}
         with torch.no_grad():

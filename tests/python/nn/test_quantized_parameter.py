@@ -49,7 +49,7 @@ def test_memory_is_what_the_format_promises():
         values = 1024 * 512
         # Scales of 2D blocks: a byte for each line of a 16 x 16 tile, four bytes for 128 x 128.
         assert stored == layer.weight.nbytes and 2 * values * expected <= stored <= 2 * values * expected + 1024
-        layer.weight.update_usage(columnwise=False)
+        layer.weight.update_usage(columnwise_usage=False)
         assert layer.weight.nbytes * 2 == stored
         others = [v for v in vars(layer.weight).values() if isinstance(v, torch.Tensor)]
         assert sum(t.nbytes for t in others) == layer.weight.nbytes and layer.weight.data_ptr() == 0

@@ -168,11 +168,6 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
             ValueError,
             "noop_flag must have one element, got the shape",
         ),
-        (
-            lambda: quire.quantize(ONE, "mxfp8").update_usage(True, rowwise_usage=True),
-            TypeError,
-            "rowwise and rowwise_usage mean the same, got True and True; pass one of them",
-        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(act, error, words):
@@ -192,7 +187,7 @@ def test_a_flag_keeps_what_a_tensor_stores(spec, flag):
     weight.quantize_(first)
     weight.quantize_(second, noop_flag=flag)
     assert torch.equal(weight.master, first if flag.item() else second)
-    weight.update_usage(columnwise=False)
+    weight.update_usage(columnwise_usage=False)
     assert same(weight, expected)
 
 
@@ -216,13 +211,6 @@ def test_the_weights_of_groups_that_are_one_parameter_have_a_quantizer():
     assert isinstance(layer.weight.quantizer, te.MXFP8Quantizer) and layer.weight.quantizer.columnwise_usage
     x = torch.randn(64, 32)
     assert same(layer.weight.quantizer(x), quire.quantize(x, layer.weight.spec, columnwise=True))
-
-
-def test_usages_have_other_words_too():
-    q, other = (quire.quantize(torch.ones(32, 32), "mxfp8", columnwise=True) for _ in range(2))
-    q.update_usage(rowwise_usage=False, columnwise_usage=True)
-    other.update_usage(rowwise=False)
-    assert same(q, other) and not q.stores("rowwise")
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -128,7 +128,7 @@ def test_bytes_that_mean_the_same_are_copied(target, source, device):
         elif not transformed:
             assert torch.equal(other.columnwise_data, q.columnwise_data)
     other = quantized(target, 2, device)
-    other.update_usage(columnwise=False)
+    other.update_usage(columnwise_usage=False)
     assert same_rows(other.copy_(q), q)
 
 
@@ -190,8 +190,8 @@ def test_a_tensor_of_a_static_scale_is_saved_with_it_and_gets_its_other_directio
     q = quantized(spec, 1)
     loaded = pickle.loads(pickle.dumps(q))
     assert torch.equal(loaded.given_scale, q.given_scale) and torch.equal(loaded.rowwise_data, q.rowwise_data)
-    q.update_usage(columnwise=False)
-    q.update_usage(columnwise=True, requantize=True)
+    q.update_usage(columnwise_usage=False)
+    q.update_usage(columnwise_usage=True, requantize=True)
     again = quire.quantize(q.dequantize(), spec, rowwise=False, columnwise=True, scale=q.given_scale)
     assert torch.equal(q.columnwise_data, again.columnwise_data)
     assert torch.equal(q.columnwise_scale, again.columnwise_scale)

@@ -162,10 +162,10 @@ def test_moving_a_module_keeps_it_and_rounding_ends_it(spec):
 def test_a_dropped_direction_ends_it_only_if_files_have_it():
     q = quire.quantize(torch.randn(32, 32), "fp8_tensor", columnwise=True)
     q.remember(origin())
-    q.update_usage(columnwise=False)
+    q.update_usage(columnwise_usage=False)
     assert q.origin is not None
-    q.update_usage(columnwise=True)
-    q.update_usage(rowwise=False)
+    q.update_usage(columnwise_usage=True)
+    q.update_usage(rowwise_usage=False)
     assert q.origin is None
 
 

@@ -236,9 +236,9 @@ def test_a_direction_is_added_where_its_codes_follow(text, shape, device):
     both = quantized(text, *shape, device=device)
     for direction in ("rowwise", "columnwise"):
         q = both.clone()
-        q.update_usage(**{direction: False})
+        q.update_usage(**{f"{direction}_usage": False})
         assert getattr(q, f"{direction}_data") is None and q.nbytes < both.nbytes or 0 in shape
-        q.update_usage(**{direction: True})
+        q.update_usage(**{f"{direction}_usage": True})
         assert same(q, both) and q.proto == both.proto
 
 
@@ -246,11 +246,11 @@ def test_a_direction_that_does_not_follow_is_refused_or_rounded_again(device):
     for spec in set(SPECS) - set(TRANSPOSABLE):
         both = quantized(spec, 64, 96, device=device)
         q = both.clone()
-        q.update_usage(columnwise=False)
+        q.update_usage(columnwise_usage=False)
         with pytest.raises(ValueError, match=f"columnwise codes of {spec} do not follow.*requantize=True"):
-            q.update_usage(columnwise=True)
+            q.update_usage(columnwise_usage=True)
         assert q.columnwise_data is None
-        q.update_usage(columnwise=True, requantize=True)
+        q.update_usage(columnwise_usage=True, requantize=True)
         again = quire.quantize(q.dequantize(), spec, rowwise=False, columnwise=True)
         assert q.proto == both.proto and torch.equal(q.columnwise_data, again.columnwise_data)
 
@@ -258,10 +258,10 @@ def test_a_direction_that_does_not_follow_is_refused_or_rounded_again(device):
 def test_dropping_a_direction_frees_its_memory():
     q = quantized("nvfp4:16x16", 64, 64)
     gone = torch.multiprocessing.reductions.StorageWeakRef(q.columnwise_data.untyped_storage())
-    q.update_usage(columnwise=False)
+    q.update_usage(columnwise_usage=False)
     assert gone.expired() and q.columnwise_scale is None and q.columnwise_amax is None
     with pytest.raises(ValueError, match="both False"):
-        q.update_usage(rowwise=False)
+        q.update_usage(rowwise_usage=False)
     assert q.rowwise_data is not None
 
 
@@ -292,16 +292,16 @@ def coarse(*shape):
 def test_no_direction_is_made_with_other_bytes_than_quantizing_gives(text, direction, device):
     both = quire.quantize(coarse(256, 256).to(device), text, columnwise=True)
     q = both.clone()
-    q.update_usage(**{direction: False})
+    q.update_usage(**{f"{direction}_usage": False})
     activation = QuantizedActivation(torch.empty(1, device=device).expand(256, 256), tuple(q.buffer_list()), text)
     if text in TRANSPOSABLE:
-        q.update_usage(**{direction: True})
+        q.update_usage(**{f"{direction}_usage": True})
         assert same(q, both)
         _, buffers, _ = input_operand(activation, True)
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(buffers, both.buffer_list(), strict=True))
         return
     with pytest.raises(ValueError, match=f"{direction} codes of {text} do not follow from the stored ones"):
-        q.update_usage(**{direction: True})
+        q.update_usage(**{f"{direction}_usage": True})
     options = {"rowwise": direction == "rowwise", "columnwise": direction == "columnwise"}
     again = quire.quantize(q.dequantize(torch.float32), text, **options).buffer_list()
     _, buffers, _ = input_operand(activation, True)

@@ -51,7 +51,7 @@ def test_files_hold_codes_and_load_safely(spec):
     q = quire.quantize(values(32, 48).bfloat16(), spec, columnwise=spec != "mxfp8")
     for again in (through_file(q, weights_only=True), through_file({"q": q})["q"], pickle.loads(pickle.dumps(q))):
         assert type(again) is QuantizedTensor and alike(again, q)
-        again.update_usage(columnwise=False)
+        again.update_usage(columnwise_usage=False)
         assert torch.equal(again @ torch.ones(48, 2).bfloat16(), q @ torch.ones(48, 2).bfloat16())
     file = io.BytesIO()
     torch.save(q, file)

@@ -122,11 +122,11 @@ def test_directions_are_those_of_the_matrices(spec, device):
     parts = matrices(spec, device)
     stack = QuantizedStack.of(parts)
     for one in (stack, *parts):
-        one.update_usage(columnwise=False)
+        one.update_usage(columnwise_usage=False)
     assert stack.columnwise_data is None and has_parts(stack, parts)
     requantize = {"requantize": True}
     for one in (stack, *parts):
-        one.update_usage(columnwise=True, **requantize)
+        one.update_usage(columnwise_usage=True, **requantize)
     assert has_parts(stack, parts)
 
 

@@ -82,12 +82,12 @@ def test_a_proto_of_the_contract():
 
 def test_a_proto_changes_directions_by_making_another():
     proto = TensorProto((4, 4), torch.float32, "mxfp8")
-    both = proto.update_usage(columnwise=True)
+    both = proto.update_usage(columnwise_usage=True)
     assert (both.rowwise, both.columnwise, proto.columnwise) == (True, True, False)
-    assert list(both.update_usage(rowwise=False).buffers()) == ["columnwise_data", "columnwise_scale"]
+    assert list(both.update_usage(rowwise_usage=False).buffers()) == ["columnwise_data", "columnwise_scale"]
     assert proto.update_usage() == proto
     with pytest.raises(ValueError, match="rowwise and columnwise are both False"):
-        proto.update_usage(rowwise=False)
+        proto.update_usage(rowwise_usage=False)
 
 
 def test_a_proto_on_another_device_and_with_a_gradient():

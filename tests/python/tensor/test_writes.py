@@ -89,10 +89,10 @@ def test_codes_are_copied_between_tensors_of_one_spec(spec, device):
     source = quire.quantize(values(32, 48, seed=9).to(device), spec, columnwise=True)
     q = quantized(spec, 32, 48, device=device)
     assert q.copy_(source) is q and same(q, source) and q.rowwise_data is not source.rowwise_data
-    source.update_usage(columnwise=False)
+    source.update_usage(columnwise_usage=False)
     q = quantized(spec, 32, 48, device=device).copy_(source)
     assert torch.equal(q.rowwise_data, source.rowwise_data)
-    source.update_usage(columnwise=True, requantize=True)
+    source.update_usage(columnwise_usage=True, requantize=True)
     assert same(q, source)
 
 
