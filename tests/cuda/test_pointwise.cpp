@@ -147,7 +147,8 @@ TEST(Pointwise, GradientsOfActivationsHaveTheBitsOfTheCpu) {
       cases.compare(ActivationGradProblem{.activation = a,
                                           .dy = cases.matrix(cases.dtype(), size.rows, size.cols),
                                           .x = cases.matrix(cases.dtype(), size.rows, width),
-                                          .dx = cases.result_matrix("dx", cases.dtype(), size.rows, width)});
+                                          .dx = cases.result_matrix("dx", cases.dtype(), size.rows, width),
+                                          .groups = cases.groups(size.rows)});
     });
 }
 

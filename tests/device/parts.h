@@ -76,7 +76,7 @@ inline void parts(auto to, quire::NormGradProblem& p) {
   to(p.dy, p.x, p.gamma, p.mean, p.rstd, p.dx, p.dgamma, p.dbeta);
 }
 inline void parts(auto to, quire::ActivationProblem& p) { to(p.x, p.out, p.groups); }
-inline void parts(auto to, quire::ActivationGradProblem& p) { to(p.dy, p.x, p.dx); }
+inline void parts(auto to, quire::ActivationGradProblem& p) { to(p.dy, p.x, p.dx, p.groups); }
 inline void parts(auto to, quire::RouteProblem& p) { to(p.logits, p.bias, p.weights, p.ids); }
 inline void parts(auto to, quire::RouteGradProblem& p) { to(p.logits, p.ids, p.dweights, p.dlogits); }
 inline void parts(auto to, quire::CapacityProblem& p) { to(p.ids, p.kept); }

@@ -57,6 +57,25 @@ def test_codes_of_x_that_backward_cannot_use_change_no_state(offsets, wrong, whe
     assert state.tolist() == [5, 0] and not main_grad.any() and w.grad is None
 
 
+@pytest.mark.parametrize("recipe", ["", NVFP4])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("apart, words", [(0, "groups 0 and 2"), (16, "groups 0 and 2"), (32, "")])
+def test_groups_that_share_a_main_grad_are_refused(apart, words, overwrite, recipe):
+    """Memory of group 2 begins so many rows beyond that of group 0."""
+    memory = torch.zeros(64, 64)
+    main_grad = [memory[:32], torch.zeros(32, 64), memory[apart : apart + 32]]
+    w = [torch.ones(32, 64).requires_grad_() for _ in main_grad]
+    options = {"main_grad": main_grad, "overwrite_main_grad": overwrite, "sr_state": torch.tensor([5, 0])}
+    y = grouped_linear(torch.ones(8, 64), w, [], torch.tensor([3, 5, 8]), recipe, dtype=torch.float32, **options)[0]
+    if words:
+        with pytest.raises(RuntimeError, match=f"main_grad of the {words} share memory"):
+            y.sum().backward()
+        assert not memory.count_nonzero() and not main_grad[1].count_nonzero()
+    else:
+        y.sum().backward()
+        assert all(one.count_nonzero() for one in main_grad)
+
+
 def test_a_norm_that_made_no_columnwise_codes_is_refused_in_forward():
     x, w = torch.randn(8, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True)
     spec = {"spec": "nvfp4", "rowwise": True, "columnwise": False}

@@ -65,6 +65,7 @@ def test_inner_operators_pass_opcheck(normalization, shape):
     check(ops.norm_bwd, torch.randn(shape), x, weight, mean, rstd, normalization, False, 7)
     check(ops.activation_fwd, x, "swiglu", torch.float16, "fp8_block", True, True)
     check(ops.activation_bwd, torch.randn(*shape[:-1], shape[-1] // 2), x, "swiglu")
+    check(ops.activation_bwd, torch.randn(*shape[:-1], shape[-1] // 2), x, "swiglu", torch.tensor([0]))
 
 
 def test_strided_input_gives_the_bits_of_contiguous_input():
@@ -178,6 +179,22 @@ def test_activations_and_gradients_are_those_of_pytorch_in_float64(activation, d
         assert_rounded(y, expected, roundings * expected.abs(), 1)
         magnitudes = [2 * dy.double().abs() * up.abs() * derivative, dy.double().abs() * value.abs()]
         assert_rounded(g, e, torch.cat([roundings * m for m in magnitudes[: x.shape[-1] // y.shape[-1]]], -1), 1)
+
+
+@pytest.mark.parametrize("width", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ends", [[3, 3, 8], [0, 5, 5], [0, 0, 0], [3, 7, 11]], ids=str)
+@pytest.mark.parametrize("spec", ["", "mxfp8"])
+@pytest.mark.parametrize("activation", ["relu", "swiglu", "gelu"])
+def test_rows_beyond_the_last_group_have_no_gradient_whatever_they_hold(activation, spec, ends, width, device):
+    x, dy = torch.randn(11, 128), torch.randn(11, 64 if "glu" in activation else 128)
+    x[ends[-1] :], dy[ends[-1] :] = torch.nan, torch.inf
+    offsets = torch.tensor(ends, dtype=width, device=device)
+    rows = x[: ends[-1]].clone().to(device).requires_grad_()
+    ours = x.to(device).requires_grad_()
+    y = ops.activation(ours, activation, torch.float32, spec, bool(spec), bool(spec), True, None, offsets)[0]
+    y.backward(dy.to(device))
+    ops.activation(rows, activation, torch.float32)[0].backward(dy[: ends[-1]].to(device))
+    assert torch.equal(ours.grad[: ends[-1]], rows.grad) and not ours.grad[ends[-1] :].count_nonzero()
 
 
 @pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked])

@@ -199,11 +199,17 @@ void activation_by_vectors(const ActivationProblem& p, const Context& context) {
   activation(p, kActivationVector, kVector, context);
 }
 
+/// kernel: of which each thread takes `each` elements. It does not know groups: what it gives for rows beyond them is
+/// replaced.
+void activation_grad(const ActivationGradProblem& p, const Kernel& kernel, int64_t each, const Context& context) {
+  launch_over(p.dy.rows * p.dy.cols / each, kernel, p, context);
+  zero_beyond(p.dx, place_groups(p.groups, p.x.rows, context), context);
+}
 void activation_grad(const ActivationGradProblem& p, const Context& context) {
-  launch_over(p.dy.rows * p.dy.cols, kActivationGradOf, p, context);
+  activation_grad(p, kActivationGradOf, 1, context);
 }
 void activation_grad_by_vectors(const ActivationGradProblem& p, const Context& context) {
-  launch_over(p.dy.rows * p.dy.cols / kVector, kActivationGradVector, p, context);
+  activation_grad(p, kActivationGradVector, kVector, context);
 }
 
 }  // namespace

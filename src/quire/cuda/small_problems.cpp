@@ -278,7 +278,9 @@ ActivationProblem small_like(const ActivationProblem& like, Trial& trial) {
           .groups = trial.groups(like.groups, kRows)};
 }
 
-uint64_t kind_of(const ActivationGradProblem& p) { return kind(p.activation.kind, p.dy.dtype, p.x.dtype, p.dx.dtype); }
+uint64_t kind_of(const ActivationGradProblem& p) {
+  return kind(p.activation.kind, p.dy.dtype, p.x.dtype, p.dx.dtype, kind(p.groups));
+}
 
 ActivationGradProblem small_like(const ActivationGradProblem& like, Trial& trial) {
   const Activation activation{.kind = like.activation.kind};
@@ -286,7 +288,8 @@ ActivationGradProblem small_like(const ActivationGradProblem& like, Trial& trial
   return {.activation = activation,
           .dy = trial.matrix(like.dy.dtype, kRows, kCols),
           .x = trial.matrix(like.x.dtype, kRows, cols),
-          .dx = trial.output(like.dx.dtype, kRows, cols)};
+          .dx = trial.output(like.dx.dtype, kRows, cols),
+          .groups = trial.groups(like.groups, kRows)};
 }
 
 uint64_t kind_of(const RouteProblem& p) { return kind(kind(p.routing), p.logits.dtype, p.logits.cols, bits(p.bias)); }

@@ -301,6 +301,7 @@ void check_problem(const ActivationGradProblem& p) {
   check_matrix("activation_grad", "x", p.x);
   check_matrix("activation_grad", "dy", p.dy);
   check_shape("activation_grad", "x", p.x, p.dy.rows, p.dy.cols * p.activation.inputs());
+  if (p.in_groups()) check_groups("activation_grad", p.groups, p.x.rows);
   check_output("activation_grad", "dx", p.dx);
   check_shape("activation_grad", "dx", p.dx, p.x.rows, p.x.cols);
 }

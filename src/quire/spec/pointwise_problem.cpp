@@ -7,6 +7,9 @@ namespace {
 
 std::string to_string(const Matrix& m) { return text(name(m.dtype), " [", m.rows, ", ", m.cols, "]"); }
 
+/// " in 4 groups", or nothing.
+std::string in(const RowGroups& g) { return is_one(g) ? "" : text(" in ", g.count, " groups"); }
+
 std::string to_string(const Destination& to) {
   const bool quantized = to.rowwise.data || to.columnwise.data;
   return text(" to ", name(to.y.dtype), quantized ? " and " + to.spec.to_string() : "",
@@ -20,12 +23,11 @@ std::string to_string(const NormProblem& p) { return text(name(p.kind), " ", to_
 std::string to_string(const NormGradProblem& p) { return text("gradient of ", name(p.kind), " ", to_string(p.x)); }
 
 std::string to_string(const ActivationProblem& p) {
-  const std::string groups = is_one(p.groups) ? "" : text(" in ", p.groups.count, " groups");
-  return text(p.activation.to_string(), " ", to_string(p.x), groups, to_string(p.out));
+  return text(p.activation.to_string(), " ", to_string(p.x), in(p.groups), to_string(p.out));
 }
 
 std::string to_string(const ActivationGradProblem& p) {
-  return text("gradient of ", p.activation.to_string(), " ", to_string(p.x));
+  return text("gradient of ", p.activation.to_string(), " ", to_string(p.x), in(p.groups));
 }
 
 }  // namespace quire

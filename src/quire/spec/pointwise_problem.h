@@ -67,12 +67,15 @@ struct ActivationProblem {
   bool in_groups() const { return !is_one(groups); }
 };
 
-/// dx, shaped like x, from dy [M, H].
+/// dx, shaped like x, from dy [M, H]. Rows beyond the last group give zero, whatever they hold.
 struct ActivationGradProblem {
   static constexpr std::string_view kOp = "activation_grad";
   Activation activation;
   Matrix dy, x;
   MutableMatrix dx;
+  RowGroups groups{};
+
+  bool in_groups() const { return !is_one(groups); }
 };
 
 std::string to_string(const NormProblem& p);

@@ -291,8 +291,12 @@ template std::array<op::Result<c10::SymInt>, 1> ActivationBwd::results<c10::SymI
 
 void ActivationBwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const MatrixView x(a.x, "activation_bwd: x"), dy(a.dy, "activation_bwd: dy");
-  quire::activation_grad(
-      {.activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])}, context);
+  quire::ActivationGradProblem p{
+      .activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])};
+  if (!a.offsets) return quire::activation_grad(p, context);
+  const GroupsView groups(*a.offsets, p.x.rows, "activation_bwd");
+  p.groups = groups;
+  quire::activation_grad(p, context);
 }
 
 op::Tensors<7> Activation::inference(const Args& a) {
@@ -301,11 +305,12 @@ op::Tensors<7> Activation::inference(const Args& a) {
 }
 
 std::pair<op::Tensors<7>, Activation::Saved> Activation::forward(const Args& a, op::Needs) {
-  return {inference(a), {.x = a.x, .activation = a.activation}};
+  return {inference(a), {.x = a.x, .activation = a.activation, .offsets = a.offsets}};
 }
 
 op::Tensors<3> Activation::backward(const Saved& s, const op::Tensors<7>& grads, op::Needs) {
-  return {op::call<ActivationBwd>({.dy = grads[0], .x = s.x, .activation = s.activation})[0], {}, {}};
+  return {
+      op::call<ActivationBwd>({.dy = grads[0], .x = s.x, .activation = s.activation, .offsets = s.offsets})[0], {}, {}};
 }
 
 }  // namespace quire_torch

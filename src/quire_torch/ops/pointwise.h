@@ -171,7 +171,7 @@ struct ActivationFwd : OpBase {
   static void run(const Args& a, op::Tensors<7>& out, const quire::Context& context);
 };
 
-/// dx like x.
+/// dx like x. offsets: of the forward operator.
 struct ActivationBwd : OpBase {
   static constexpr const char* kName = "activation_bwd";
   static constexpr auto kText = op::gradient_of("activation");
@@ -179,8 +179,10 @@ struct ActivationBwd : OpBase {
   struct Args {
     at::Tensor dy, x;
     ActivationText activation;
+    op::OptionalTensor offsets{};
     static constexpr auto kFields =
-        std::tuple{op::field<&Args::dy>("dy"), op::field<&Args::x>("x"), op::field<&Args::activation>("activation")};
+        std::tuple{op::field<&Args::dy>("dy"), op::field<&Args::x>("x"), op::field<&Args::activation>("activation"),
+                   op::field<&Args::offsets>("offsets", "None")};
   };
   static constexpr std::array kResults{"dx"};
 
@@ -199,7 +201,9 @@ struct Activation : OpBase {
   struct Saved {
     at::Tensor x;
     ActivationText activation;
-    static constexpr auto kFields = std::tuple{op::field<&Saved::x>("x"), op::field<&Saved::activation>("activation")};
+    op::OptionalTensor offsets;
+    static constexpr auto kFields = std::tuple{op::field<&Saved::x>("x"), op::field<&Saved::activation>("activation"),
+                                               op::field<&Saved::offsets>("offsets")};
   };
 
   static op::Tensors<7> inference(const Args& a);

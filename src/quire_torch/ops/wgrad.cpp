@@ -3,6 +3,8 @@
 #include <ATen/ops/add.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "quire/operations/operations.h"
 #include "quire_torch/ops/operands.h"
@@ -26,6 +28,21 @@ void check_count(const op::TensorList& main_grad, int64_t groups, const char* op
   quire::check(stacked || static_cast<int64_t>(main_grad.size()) == groups, op,
                ": main_grad must be a matrix for each of the ", groups, " groups, or one tensor for all of them; got ",
                main_grad.size());
+}
+
+/// Throws where groups share memory: each would replace, or add to, what another one writes.
+void check_apart(const op::TensorList& main_grad, const char* op) {
+  std::vector<std::pair<const char*, size_t>> begins;
+  for (size_t e = 0; e < main_grad.size(); ++e)
+    if (main_grad[e].numel() > 0) begins.emplace_back(static_cast<const char*>(main_grad[e].const_data_ptr()), e);
+  std::sort(begins.begin(), begins.end());
+  for (size_t i = 1; i < begins.size(); ++i) {
+    const auto& [begin, before] = begins[i - 1];
+    quire::check(begin + main_grad[before].nbytes() <= begins[i].first, op, ": main_grad of the groups ",
+                 std::min(before, begins[i].second), " and ", std::max(before, begins[i].second),
+                 " share memory; give each group memory of its own, or, for a weight that groups share, no main_grad, "
+                 "and autograd adds the gradients");
+  }
 }
 
 /// Throws unless accumulate_ can add value to main_grad.
@@ -57,6 +74,7 @@ void Wgrad<Into>::run(const Args& a, const quire::Context& context) {
     quire::check(one.sizes() == member(dw, 0, 2).sizes(), "wgrad_: main_grad must have one shape in all groups, ",
                  member(dw, 0, 2).sizes(), "; got ", one.sizes());
   }
+  check_apart(dw, "wgrad_");
   quire::check(tokens >= 0 && tokens <= most, "wgrad_: tokens must be the rows of x and dy, from 0 to ", most,
                " for these codes; got ", tokens);
   const GroupsView groups(a.offsets, tokens, "wgrad_");
@@ -82,6 +100,7 @@ void Accumulate<Into>::run(const Args& a, const quire::Context&) {
                a.value.sizes());
   const at::Tensor values = a.value.dim() == 2 ? a.value.unsqueeze(0) : a.value;
   check_count(main_grad, values.size(0), "accumulate_");
+  check_apart(main_grad, "accumulate_");
   const auto part = [&](int64_t e) { return member(main_grad, static_cast<size_t>(e), 2); };
   for (int64_t e = 0; e < values.size(0); ++e) check_addend(part(e), values.select(0, e));
   for (int64_t e = 0; e < values.size(0); ++e) {

@@ -19,6 +19,7 @@ int64_t cost_of(const QuantizeProblem& p) { return times(p.x.rows, p.x.cols); }
 int64_t cost_of(const AmaxProblem& p) { return times(p.x.rows, p.x.cols); }
 int64_t cost_of(const DequantizeProblem& p) { return times(p.rows, p.cols); }
 int64_t cost_of(const ActivationProblem& p) { return times(p.x.rows, p.x.cols); }
+int64_t cost_of(const ActivationGradProblem& p) { return times(p.x.rows, p.x.cols); }
 int64_t cost_of(const ColumnSumProblem& p) { return times(p.x.rows, p.x.cols); }
 /// A product of few rows takes as long as reading its columns.
 int64_t cost_of(const GemmProblem& p) { return times(times(p.out.rows + 8, p.out.cols), p.a.contraction); }
@@ -322,6 +323,23 @@ void run_groups(const ActivationProblem& p, const Context& context) {
   check_each(problems);
   zero_beyond(out.y, ends);
   sides.clear_unwritten(out.rowwise, out.columnwise, p.room);
+  run_each(problems, context);
+}
+
+void run_groups(const ActivationGradProblem& p, const Context& context) {
+  ListMemory memory;
+  const Ends ends(p.groups, p.x.rows, memory);
+  GroupCuts<ActivationGradProblem> problems = cuts_of<ActivationGradProblem>(ends, memory);
+  for (size_t e = 0; e < ends.size(); ++e) {
+    if (ends.rows(e) == 0) continue;
+    problems.push_back({e,
+                        {.activation = p.activation,
+                         .dy = matrix_of(p.dy, ends, e),
+                         .x = matrix_of(p.x, ends, e),
+                         .dx = matrix_of(p.dx, ends, e)}});
+  }
+  check_each(problems);
+  zero_beyond(p.dx, ends);
   run_each(problems, context);
 }
 

@@ -17,6 +17,7 @@ void run_groups(const GemmProblem& problem, const Context& context);
 void run_groups(const MatmulProblem& problem, const Context& context);
 void run_groups(const ColumnSumProblem& problem, const Context& context);
 void run_groups(const ActivationProblem& problem, const Context& context);
+void run_groups(const ActivationGradProblem& problem, const Context& context);
 void run_groups(const FingerprintProblem& problem, const Context& context);
 
 }  // namespace quire::cpu
