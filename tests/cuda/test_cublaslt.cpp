@@ -230,5 +230,17 @@ TEST(CublasLt, SaysWhichSizesAndMemoryItDoesNotTake) {
   cases.expect(chip(90), tensor, "cuBLASLt 13.1.0 offers no algorithm for this product (status 3)");
 }
 
+TEST(CublasLt, OneHandleIsMadeForAllQuestionsThatFail) {
+  if (on_gpu()) GTEST_SKIP() << "a GPU has no stand-in";
+  LtRefusals cases(9);
+  cases.pretend(chip(90));
+  cases.state.answer = 3;  // memory is short, which is not kept: the next call asks again
+  const GemmProblem p = cases.problem("fp8_tensor", "fp8_tensor");
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(cases.refusal(p), "cuBLASLt 13.1.0 offers no algorithm for this product (status 3)");
+  EXPECT_GE(cases.state.asked, 3);
+  EXPECT_EQ(cases.state.handles, 1);
+}
+
 }  // namespace
 }  // namespace quire::testing

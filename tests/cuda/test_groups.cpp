@@ -136,6 +136,23 @@ TEST(Groups, OfAListHaveAMatrixEach) {
   }
 }
 
+TEST(Groups, OfAListMayHaveADtypeEach) {
+  for (const char* text : {"mxfp8", "nvfp4:16x16", "fp8_tensor"}) {
+    Twins twins;
+    GroupsCase c(twins, {4, 4, 4}, text, 6);
+    c.groups = RowGroups::equal(3, 4);
+    std::vector<Matrix> each;
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      each.push_back(c.matrix(4, GroupsCase::kCols, dtype));
+    c.x.rows = c.groups.rows, c.x.data = nullptr;
+    QuantizeProblem p = quantization(c);
+    p.each = each;
+    std::vector<Written> written;
+    c.add(written, p.rowwise, p.room.rowwise), c.add(written, p.columnwise, p.room.columnwise);
+    twins.expect_same(p, written);
+  }
+}
+
 TEST(Groups, AreMeasuredAndTakeGivenAmaxes) {
   int seed = 0;
   for (const auto& sizes : kSizes)

@@ -119,6 +119,7 @@ class Plans {
     Status status;
     if (!handle) driver().within(context, [&] { status.then(functions().Create(&handle)); });
     if (status.first() != lt::kSuccess) return {.status = status.first()};
+    handle = keep(handle, context);
     const ProductPlan plan = ask(handle, shape, memory, context);
     // Whatever else failed, such as memory that was short, may be there the next time.
     const bool lasting = plan.status == lt::kSuccess || plan.status == kNotSupported;
@@ -134,10 +135,17 @@ class Plans {
 
   Known& of_device(const Context& context) { return known_[{&functions(), context.index}]; }
 
+  /// The one that is kept: another thread may have been first.
+  lt::Handle keep(lt::Handle made, const Context& context) {
+    const std::lock_guard lock(mutex_);
+    lt::Handle& handle = of_device(context).handle;
+    if (!handle) handle = made;
+    return handle;
+  }
+
   ProductPlan keep(const ProductShape& shape, const ProductPlan& plan, const Context& context) {
     const std::lock_guard lock(mutex_);
     Known& known = of_device(context);
-    if (!known.handle) known.handle = plan.handle;
     if (known.plans.size() >= kMostPlans) known.plans.clear();
     return known.plans.emplace(shape, plan).first->second;
   }

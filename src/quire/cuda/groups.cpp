@@ -1,5 +1,6 @@
 #include "quire/cuda/groups.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace quire::cuda {
@@ -47,6 +48,12 @@ void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& co
 void zero_rest(void* data, int64_t room, const Places& groups, const Context& context) {
   if (!groups.places || !data || room == 0) return;
   launch(kZeroRest, grid_of_zeros(room), RestJob{static_cast<unsigned char*>(data), room, groups}, context);
+}
+
+std::optional<DType> common_dtype(const Matrix& m, std::span<const Matrix> each) {
+  if (each.empty()) return m.dtype;
+  const bool same = std::ranges::all_of(each, [&](const Matrix& one) { return one.dtype == each[0].dtype; });
+  return same ? std::optional(each[0].dtype) : std::nullopt;
 }
 
 const void* list_on_device(std::span<const std::byte> list, const Context& context) {

@@ -1,6 +1,7 @@
 // Problems of groups: what the host launches before the kernel that computes.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "quire/cuda/kernels/groups.h"
@@ -35,6 +36,9 @@ void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& co
 
 /// Zeroes what no group has of a flat buffer of `room` bytes of codes; nothing for one tensor.
 void zero_rest(void* data, int64_t room, const Places& groups, const Context& context);
+
+/// The dtype of a matrix, or of all of a list; nothing where they differ.
+std::optional<DType> common_dtype(const Matrix& m, std::span<const Matrix> each);
 
 /// A list of the host in memory of the workspace; null for an empty one.
 const void* list_on_device(std::span<const std::byte> list, const Context& context);

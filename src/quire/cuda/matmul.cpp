@@ -99,13 +99,6 @@ void matmul_library(const MatmulProblem& p, const Context& context) {
                   context);
 }
 
-/// The dtype of a matrix, or of all of a list; nothing where they differ.
-std::optional<DType> common_dtype(const Matrix& m, std::span<const Matrix> each) {
-  if (each.empty()) return m.dtype;
-  const bool same = std::ranges::all_of(each, [&](const Matrix& one) { return one.dtype == each[0].dtype; });
-  return same ? std::optional(each[0].dtype) : std::nullopt;
-}
-
 /// The dtype of 16 bits in which tensor cores can multiply: out's; of float32 results, that of both operands, which
 /// float32 holds exactly.
 std::optional<DType> dtype_of_16_bits(const MatmulProblem& p) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "quire/base/fault.h"
 #include "quire/base/lazy.h"
@@ -216,15 +217,20 @@ class Nvidia final : public Driver {
     return new (memory) FaultRecord{.claim = reinterpret_cast<uint32_t*>(claim)};
   }
 
-  /// More shared memory than every device has for a block is asked for, on each device.
-  void ask_for_shared(CUkernel kernel, const Grid& grid, int index) const {
+  /// More shared memory than every device has for a block is asked for, on each device. A limit is only raised: other
+  /// threads launch the same kernel with other sizes.
+  void ask_for_shared(CUkernel kernel, const Grid& grid, int index) {
     constexpr unsigned without_asking = 48 << 10;
     if (grid.shared_bytes <= without_asking) return;
+    const std::lock_guard lock(mutex_);
+    unsigned& limit = shared_limits_[{kernel, index}];
+    if (grid.shared_bytes <= limit) return;
     CUdevice device = 0;
     expect(cuda_.device_get(&device, index), "cuDeviceGet");
     expect(cuda_.kernel_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(grid.shared_bytes),
                                   kernel, device),
            "cuKernelSetAttribute");
+    limit = grid.shared_bytes;
   }
 
   CUkernel kernel_of(const Kernel& kernel) {
@@ -245,6 +251,7 @@ class Nvidia final : public Driver {
   ProcessMutex mutex_;
   std::array<std::atomic<const Known*>, kDevices> known_{};
   std::map<std::string, CUlibrary> libraries_;
+  std::map<std::pair<CUkernel, int>, unsigned> shared_limits_;  ///< of each kernel on each device
 };
 
 }  // namespace

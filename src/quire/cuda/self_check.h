@@ -91,6 +91,19 @@ void ask(Question question, const KernelRow<Problem>& row, const KernelRow<Probl
   keep(question, 0);  // it takes no small problem, so that nothing speaks against it
 }
 
+/// The same. Memory for a question may be short where the call itself has enough: the row then runs unchecked, and the
+/// next call asks again.
+template <class Problem>
+void try_to_ask(Question question, const KernelRow<Problem>& row, const KernelRow<Problem>& reference,
+                const Problem& like, const Context& given) {
+  try {
+    ask(question, row, reference, like, given);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {  // of whoever lends the memory
+  }
+}
+
 template <class Problem>
 bool distrusts(const KernelRow<Problem>& row, const KernelRow<Problem>& reference, const Problem& p,
                const Context& context, Refusal* refusal) {
@@ -98,7 +111,7 @@ bool distrusts(const KernelRow<Problem>& row, const KernelRow<Problem>& referenc
   Verdict verdict = verdict_of(question);
   // Whoever wants words asks what would run, and computes nothing.
   if (!verdict.known && !refusal && may_ask(context)) {
-    ask(question, row, reference, p, context);
+    try_to_ask(question, row, reference, p, context);
     verdict = verdict_of(question);
   }
   return verdict.differing > 0 && refused_here(refusal, "its self-check failed on this device: ", verdict.differing,

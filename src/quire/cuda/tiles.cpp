@@ -173,6 +173,8 @@ bool refuses_tiles(const QuantizeProblem& p, const Context&, Refusal* refusal) {
   const QuantSpec& s = p.spec;
   if (s.interleaved) return refused(refusal, "writes codes in the plain order, but ", s, " is interleaved");
   if (!kernels_of(s)) return refused(refusal, "no kernel is compiled for ", s);
+  // A kernel is compiled for one dtype.
+  if (!common_dtype(p.x, p.each)) return refused(refusal, "takes matrices in one dtype, but the list has several");
   return refuses_sizes(p.x, p.groups, refusal);
 }
 
