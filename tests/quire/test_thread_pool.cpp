@@ -1,5 +1,6 @@
 // The core's own threads: every index once, on several threads, through exceptions, nesting, callers at once and fork.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -111,6 +112,23 @@ TEST(ThreadPool, AChildOfForkComputesAlone) {
     Visits visits(9);
     executor(9, 1, [&](int64_t begin, int64_t end) { visits.add(begin, end); });
     _exit(visits.once() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST(ThreadPool, HasTheThreadsThatTheSystemStarts) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    // No memory for the stack of another thread.
+    const rlimit least{1, 1};
+    if (setrlimit(RLIMIT_AS, &least) != 0) _exit(2);
+    const Executor executor = thread_executor(4);
+    Visits visits(9);
+    executor(9, 1, [&](int64_t begin, int64_t end) { visits.add(begin, end); });
+    _exit(!visits.once() ? 3 : executor.threads() == 1 ? 0 : 4);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -47,8 +48,13 @@ class Range {
 
 class ThreadPool {
  public:
+  /// Has fewer threads where the system starts no more, such as in a container with a limit.
   explicit ThreadPool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(static_cast<uint64_t>(i)); });
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(static_cast<uint64_t>(i)); });
+    } catch (const std::system_error&) {
+      return;
+    }
   }
 
   ~ThreadPool() {
@@ -56,8 +62,10 @@ class ThreadPool {
     for (std::thread& worker : workers_) worker.join();
   }
 
+  int64_t threads() const { return static_cast<int64_t>(workers_.size()) + 1; }
+
   void run(int64_t count, int64_t grain, Body body) {
-    const auto threads = static_cast<int64_t>(workers_.size()) + 1;
+    const int64_t threads = this->threads();
     const int64_t chunk = std::max({grain, ceil_div(count, threads), int64_t{1}});
     const int64_t helpers = ceil_div(count, chunk) - 1;
     if (helpers <= 0 || getpid() != process_ || busy_.exchange(true)) return body(0, count);
@@ -109,7 +117,7 @@ Executor thread_executor(int threads) {
   if (threads == 0) threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   const auto pool = std::make_shared<ThreadPool>(std::min(threads, 0xfffe));
   return {[pool](int64_t count, int64_t grain, Body body) { pool->run(count, grain, body); },
-          [threads] { return int64_t{threads}; }};
+          [pool] { return pool->threads(); }};
 }
 
 }  // namespace quire

@@ -1,5 +1,8 @@
 #include "quire_torch/ops/parallel_groups.h"
 
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
 #include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/grouped_linear_bwd.h"
 #include "quire_torch/ops/reduce.h"
@@ -29,10 +32,12 @@ void check(const ParallelGroupedLinear::Args& call, op::Needs need) {
   GroupedLinear::check(own_product(call), need);
 }
 
-/// Biases on the first rank, and zeros on the others, whose results are added to its.
+/// Biases on the first rank, and zeros on the others, whose results are added to its. Not by a product, in which an
+/// infinite bias would give NaN.
 op::GradientList once(const op::GradientList& biases, const at::Tensor& part) {
   op::GradientList own;
-  for (const at::Tensor& bias : biases.tensors) own.tensors.push_back(bias.mul(part.narrow(0, 0, 1).eq(0)));
+  const at::Tensor first = part.narrow(0, 0, 1).eq(0);
+  for (const at::Tensor& bias : biases.tensors) own.tensors.push_back(at::where(first, bias, at::zeros_like(bias)));
   return own;
 }
 

@@ -134,6 +134,19 @@ def equals_one_process(rank, case, group=None):
                 assert torch.equal(value, wanted), f"{where}: {(value - wanted).abs().max()}"
 
 
+def infinite_biases_stay_infinite(rank, case):
+    """A bias is added by one process, and the others may not turn it into NaN."""
+    whole, part = case.mixtures()
+    for mixture in (whole, part):
+        for name, bias in mixture.named_parameters():
+            if "fc2" in name and "bias" in name:
+                bias.data[..., 0] = -torch.inf
+    x = torch.randn(8, HIDDEN, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), quire.autocast(recipe=TABLE[case.recipe]):
+        infinite, found = whole(x).isinf(), part(x)
+    assert infinite[:, 0].all() and torch.equal(found.isinf(), infinite) and not found.isnan().any()
+
+
 def graphs_of_the_mixture(rank, case):
     """How many graphs there are, and which collectives each has."""
     torch.compiler.reset()

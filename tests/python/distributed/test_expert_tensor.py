@@ -10,6 +10,7 @@ from python.distributed.expert_tensor_ranks import (
     Case,
     equals_one_process,
     graphs_of_the_mixture,
+    infinite_biases_stay_infinite,
     loaded_by_one,
     says,
     scales_do_not_wait_for_the_end_of_a_step,
@@ -52,6 +53,11 @@ def test_numbers_of_tokens(two, tokens):
     for recipe in ("nvfp4", "mxfp8"):
         for way in ("eager", "exact"):
             two.run(equals_one_process, Case(recipe, (tokens,), dtype=torch.bfloat16, way=way))
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "high_precision"])
+def test_infinite_biases_are_infinite_in_the_sum(two, recipe):
+    two.run(infinite_biases_stay_infinite, Case(recipe, options={"bias": True}))
 
 
 def test_a_mixture_is_one_graph(two):
