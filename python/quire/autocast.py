@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -222,6 +223,11 @@ def check_flags(what: str, option: str, **flags: object) -> None:
             )
 
 
+def _runs_later(function: object) -> bool:
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds)
+
+
 class autocast:
     """Within this context quire's layers quantize their matmuls under the recipe. This also holds for layers that have
     their own recipe (recipe=, quire.convert). Of nested contexts the innermost one decides. autocast is a context
@@ -314,6 +320,11 @@ class autocast:
             delayed.leave()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if _runs_later(function):
+            raise TypeError(
+                f"autocast: {getattr(function, '__qualname__', function)} is a generator or a coroutine function, whose "
+                "body runs after the call has returned; write `with quire.autocast(...)` around the layers in its body"
+            )
         enabled, recipe, group = self._enabled, self._given, self._group
         calibrating = self._calibrating
 

@@ -75,6 +75,21 @@ def test_it_decorates_functions():
         assert quire.autocast(enabled=False)(active_recipe)() is None
 
 
+def test_functions_whose_body_runs_later_are_not_decorated():
+    def generator():
+        yield 1
+
+    async def coroutine():
+        return 1
+
+    async def both():
+        yield 1
+
+    for function in (generator, coroutine, both):
+        with pytest.raises(TypeError, match=rf"autocast: .*{function.__name__} is a generator or a coroutine function"):
+            quire.autocast(recipe="mxfp8")(function)
+
+
 def test_a_decorated_function_may_run_in_many_threads():
     barrier = threading.Barrier(4)
     seen = []

@@ -8,6 +8,8 @@ import weakref
 from typing import NamedTuple
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from quire.delayed.rules import Rule, rule_of, text_of
 from quire.loading.deferred import mark_static
@@ -89,8 +91,11 @@ class DelayedState:
 
     @property
     def usable(self) -> bool:
-        """Whether the tensors have values: they are not on the meta device and not made while tracing."""
-        return type(self.usage) is torch.Tensor and not self.usage.is_meta
+        """Whether the tensors have values: they are not on the meta device and not made while tracing or within a
+        transform of torch.func."""
+        if type(self.usage) is not torch.Tensor or self.usage.is_meta:
+            return False
+        return torch.compiler.is_compiling() or not is_functorch_wrapped_tensor(self.usage)
 
     def to(self, device: torch.device) -> None:
         """Moves the tensors to the device. From the meta device, which has no values, it becomes a new state."""
@@ -107,7 +112,8 @@ class DelayedState:
         """Later forward passes use the newest scales."""
         if runs_later(self.usage.device):
             self._used_here()
-        lent = mark_static(self.fwd_newest.clone()), mark_static(self.bwd_newest.clone())
+        with temporarily_clear_interpreter_stack():  # a transform of torch.func would wrap them
+            lent = mark_static(self.fwd_newest.clone()), mark_static(self.bwd_newest.clone())
         self.fwd_scale, self.bwd_scale = self._lent = lent
 
     def settle(self) -> None:
@@ -141,7 +147,7 @@ class DelayedState:
         rows = max(rows, _ROWS)
         if self._has(rows):
             return
-        with STEPPING:
+        with STEPPING, temporarily_clear_interpreter_stack():
             if not self._has(rows):
                 self.bwd_history = _grown(self.bwd_history, rows, self.bwd_amax)
                 self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)  # last: it says that both are there

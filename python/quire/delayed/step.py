@@ -5,6 +5,7 @@ import gc
 from collections.abc import Callable, Sequence
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule, place_tables, rule_of, table_on, write
@@ -216,7 +217,8 @@ def _activate(text: str, recipe: DelayedScaling, group: object, by_layer: bool =
     states = usable_states()
     for state in states:
         state.reserve(rows)
-    place_tables({state.usage.device for state in states})
+    with temporarily_clear_interpreter_stack():  # a transform of torch.func would wrap what is made
+        place_tables({state.usage.device for state in states})
     return row
 
 

@@ -1,9 +1,11 @@
 """Weights that are quantized once for several forward passes: the codes, and a check that they are not stale."""
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from quire import delayed
 from quire.autocast import recipe_of
@@ -17,6 +19,11 @@ from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
 from quire.tensor.order import in_order
+
+#: Optimizer -> model -> the hook that quantizes the weights after each step, of which there is one.
+_HOOKS: weakref.WeakKeyDictionary[
+    torch.optim.Optimizer, weakref.WeakKeyDictionary[torch.nn.Module, RemovableHandle]
+] = weakref.WeakKeyDictionary()
 
 
 class CachedWeight(NamedTuple):
@@ -116,6 +123,8 @@ def quantize_weights(
     for module, product, _ in chosen:
         _check_whole(module, product)
 
+    # Codes that are made in inference mode could not be saved for backward.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def quantize(*_: object) -> None:
         for each in chosen:
@@ -123,7 +132,10 @@ def quantize_weights(
 
     quantize()
     if optimizer is not None:
-        optimizer.register_step_post_hook(quantize)
+        hooks = _HOOKS.setdefault(optimizer, weakref.WeakKeyDictionary())
+        if model in hooks:
+            hooks[model].remove()
+        hooks[model] = optimizer.register_step_post_hook(quantize)
 
 
 def _check_whole(module: ProductModule, product: str) -> None:

@@ -61,7 +61,9 @@ def quantized_model_init(
         preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
             weight.get_high_precision_init_val() returns them, None after weight.clear_high_precision_init_val().
         keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
-            quantized from them after each update. Without them an update is rounded to the format, so small updates are
+            quantized from them after each update. Where an optimizer reads the weight into another tensor, it gets the
+            decoded codes: L2 weight decay (weight_decay of SGD and Adam) without fused=True does. AdamW's decay and
+            fused optimizers use the master weights. Without them an update is rounded to the format, so small updates are
             lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit formats do not
             train.
 

@@ -319,8 +319,9 @@ class QuantizedTensor(DataTensors, torch.Tensor):
             return
         if type(other) is not type(self) or other.shape != self.shape or other.device != self.device:
             raise TypeError(
-                f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, got "
-                f"{type(other).__name__} {list(other.shape)} on {other.device}; plain ones may be of 16 or 32 bits"
+                f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, or values in "
+                f"float32, float16 or bfloat16, got {type(other).__name__} {list(other.shape)}, {other.dtype}, on "
+                f"{other.device}; before .double() or .to(float64) of a model call quire.dequantize_weights(model)"
             )
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
         self.window = other.window
@@ -474,6 +475,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         with torch.no_grad():
             self.store(values.dequantize() if isinstance(values, QuantizedTensor) else values, **options)
             self._keep_scale(options.get("scale"))
+            self.written(self)
         return self
 
     def _quantize_unless(
@@ -515,6 +517,14 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         self.forget_origin()
         for name, tensor in self.buffers().items():
             tensor.copy_(new[name])
+        self.written()
+
+    def written(self, *others: torch.Tensor) -> None:
+        """Bumps the versions of all that is stored, and of others: a matmul saves the buffers for backward, and has to
+        know of a write in between. PyTorch bumps none below __torch_dispatch__."""
+        if not torch.compiler.is_compiling():
+            plain = [t for t in self._tensors() if type(t) is torch.Tensor]
+            torch.autograd.graph.increment_version([t for t in (*plain, *others) if not t.is_inference()])
 
     def check_writable(self, *, seeded: bool = False) -> None:
         """Raises RuntimeError for a part that does not know the tensor which it is a part of, ValueError where rounding

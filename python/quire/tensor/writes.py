@@ -217,9 +217,10 @@ def _copy_codes(target: Any, source: Any) -> bool:
     target.forget_origin()
     for name, tensor in target.buffers().items():
         tensor.copy_(new[name])
-    target.remember_like(source)
     if target.given_scale is not None and source.given_scale is not None:
         target.given_scale.copy_(source.given_scale)
+    target.written()
+    target.remember_like(source)
     return True
 
 

@@ -1,5 +1,6 @@
 """Transforms of functions over layers: gradients per sample, and regions that a compiler compiles once for all."""
 
+import copy
 import gc
 
 import pytest
@@ -188,3 +189,21 @@ def test_the_end_of_an_object_is_no_part_of_a_graph_that_is_made_meanwhile(name)
 
     exported = torch.export.export(Adds(), (torch.randn(3),))
     assert [node.op for node in exported.graph.nodes] == ["placeholder", "call_function", "output"]
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_delayed"])
+@pytest.mark.parametrize("make", ["new", "copied"])
+def test_layers_are_made_and_copied_within_a_transform(make, recipe):
+    layer, x = quire.Linear(64, 64), torch.randn(32, 64)
+
+    def loss(x):
+        torch.manual_seed(0)
+        with quire.autocast(recipe=recipe):
+            return (quire.Linear(64, 64) if make == "new" else copy.deepcopy(layer))(x).square().sum()
+
+    expected = x.clone().requires_grad_()
+    loss(expected).backward()
+    assert torch.equal(torch.func.grad(loss)(x), expected.grad)
+    with quire.autocast(recipe=recipe):
+        layer(x).sum().backward()
+    assert layer.weight.grad.count_nonzero()

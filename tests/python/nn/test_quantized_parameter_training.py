@@ -201,3 +201,33 @@ def test_gradients_are_accumulated_clipped_and_assigned(recipe):
     model.up.weight.grad = torch.ones(96, 48)
     with pytest.raises(RuntimeError, match="size|shape"):
         model.up.weight.grad = torch.ones(3)
+
+
+def optimizer_step(layer):
+    layer.weight.grad = torch.ones(64, 64)
+    torch.optim.SGD([layer.weight], 0.1).step()
+
+
+CHANGES = {
+    "mul_": lambda layer: layer.weight.mul_(2),
+    "an item": lambda layer: layer.weight.__setitem__(0, 1.0),
+    "copied codes": lambda layer: layer.weight.copy_(layer.weight.clone()),
+    "quantize_": lambda layer: layer.weight.quantize_(torch.ones(64, 64)),
+    "quantize_ with a flag": lambda layer: layer.weight.quantize_(torch.ones(64, 64), noop_flag=torch.zeros(1)),
+    "an optimizer": optimizer_step,
+    "load_state_dict": lambda layer: layer.load_state_dict(layer.state_dict()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("keep_master", [False, True])
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_current", None])
+def test_a_weight_that_changes_before_backward_is_refused_as_a_plain_one_is(recipe, keep_master, change):
+    with quire.quantized_model_init(recipe=recipe or "mxfp8", keep_master=keep_master):
+        layer = quire.Linear(64, 64, bias=False)
+    with quire.autocast(enabled=recipe is not None, recipe=recipe):
+        y = layer(torch.randn(16, 64, requires_grad=True))
+    with torch.no_grad():
+        change(layer)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

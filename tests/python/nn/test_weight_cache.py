@@ -242,3 +242,29 @@ def test_moving_or_converting_drops_the_codes():
 def test_nothing_to_quantize_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match="nothing to quantize: Sequential has no layer of quire; call quire.convert"):
         quire.quantize_weights(torch.nn.Sequential(torch.nn.Linear(32, 32)), "mxfp8")
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_delayed"])
+def test_codes_that_were_made_in_inference_mode_train(recipe):
+    layer = quire.Linear(64, 64)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    for _ in range(2):
+        with torch.inference_mode():
+            quire.quantize_weights(layer, recipe, optimizer)
+        with quire.autocast(recipe=recipe):
+            layer(torch.randn(32, 64)).sum().backward()
+        assert layer.weight.grad.count_nonzero()
+        with torch.inference_mode():
+            optimizer.step()
+
+
+def test_weights_are_quantized_once_a_step_however_often_it_is_asked_for(monkeypatch):
+    layer, other = quire.Linear(64, 64), quire.Linear(64, 64)
+    optimizer = torch.optim.SGD([*layer.parameters(), *other.parameters()], 0.1)
+    for recipe in ("nvfp4", "mxfp8", "mxfp8"):
+        for model in (layer, other):
+            quire.quantize_weights(model, recipe, optimizer)
+    calls = []
+    monkeypatch.setattr("quire.nn.cache._keep", lambda module, _, recipe: calls.append((module, recipe)))
+    optimizer.step()
+    assert calls == [(model, quire.recipe.MXFP8BlockScaling()) for model in (layer, other)]
