@@ -158,8 +158,9 @@ class batch_invariant:
 
     Within this context layers of quire take only kernels that give a token the bits that it has alone. So y of a
     token does not depend on the other tokens of the batch, on their number, on the token's position among them, or on
-    padding; dx does only through the format of dy (docs/invariance.md). It is a context manager and a decorator, as
-    torch.inference_mode is. Its state is per thread; quire.set_batch_invariant is the same for the process.
+    padding; dx depends on them only through the format of dy (docs/invariance.md). It is a context manager and a
+    decorator, as torch.inference_mode is. Its state is per thread; quire.set_batch_invariant is the same for the
+    process.
 
     What changes: on a CPU with AMX, NVFP4 has one order of sums for all numbers of tokens. Layers without a recipe, the
     router of quire.MoE and recipes for weights only are multiplied by kernels of quire instead of PyTorch's. On a GPU
@@ -321,9 +322,10 @@ class autocast:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if _runs_later(function):
+            name = getattr(function, "__qualname__", function)
             raise TypeError(
-                f"autocast: {getattr(function, '__qualname__', function)} is a generator or a coroutine function, whose "
-                "body runs after the call has returned; write `with quire.autocast(...)` around the layers in its body"
+                f"autocast: {name} is a generator or a coroutine function, and its body runs after the call has "
+                "returned; write `with quire.autocast(...)` around the layers in its body"
             )
         enabled, recipe, group = self._enabled, self._given, self._group
         calibrating = self._calibrating

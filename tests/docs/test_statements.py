@@ -379,7 +379,9 @@ def test_an_inf_reaches_the_gradients_through_the_loss_alone(page):
 
 def test_what_a_layer_and_a_checkpoint_keep(page):
     assert says(page, "docs/troubleshooting.md", "keeps only the arguments of the function.")
-    assert says(page, "docs/troubleshooting.md", "Delayed scaling does not allow this option.")
+    assert says(
+        page, "docs/troubleshooting.md", "Delayed scaling and static scales (`given`) do not allow this option."
+    )
 
     def lives_on(run) -> bool:
         x = torch.randn(4, 64).mul(2)
@@ -397,6 +399,10 @@ def test_what_a_layer_and_a_checkpoint_keep(page):
         quire.autocast(recipe="fp8_delayed"),
     ):
         layer(torch.randn(4, 64))
+    static = quire.Linear(64, 64, save_original_input=True, recipe="x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8")
+    static.input_scale.fill_(0.01)
+    with pytest.raises(NotImplementedError, match="given"):
+        static(torch.randn(4, 64)).sum().backward()
 
 
 def test_a_quantized_weight_takes_recipes_with_its_spec_alone(page):

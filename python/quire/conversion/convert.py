@@ -139,10 +139,11 @@ def convert(
             bit for bit, because weights keep its specs. Under NVFP4 a weight keeps one scale for 16 x 16 values. Use it
             where log-probabilities of a server are compared with those of the trainer (docs/invariance.md). None:
             weights get the scales with the smallest errors.
-        tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
-            shape with that many rows, about two seconds in all, and does not convert layers that would become more than
-            5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect
-            on the times. None: all layers are converted without timing, which needs the least memory.
+        tokens: the number of rows of x in a typical call; used only with for_inference. convert times one linear
+            layer of each shape with that many rows, about two seconds in all, and does not convert those that would
+            become more than 5 % slower. Other layers are converted without timing. Call convert within the same
+            torch.autocast as the model later; a quire.autocast has no effect on the times. None: all layers are
+            converted without timing, which needs the least memory.
         gradients: what a backward pass computes; used only with for_inference, with which no weight is trained. To
             train the weights, convert without for_inference. A training loop of a model converted for inference ends
             with PyTorch's error "element 0 of tensors does not require grad". None: nothing, a backward pass raises an

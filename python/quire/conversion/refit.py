@@ -105,7 +105,7 @@ def refit(
 
     Raises:
         ValueError: for a rule that is broken, and for values if the codes were made by quire.quantize_model with
-            another method than "rtn", which needs sample data; codes are taken. The model is then unchanged.
+            another method than "rtn", since a refit rounds to nearest; codes are taken. The model is then unchanged.
         TypeError: for arguments of a wrong type.
         quire.io.CheckpointError: for a damaged checkpoint.
     """
@@ -449,8 +449,9 @@ def _why_not(write: Write, value: object, check_finite: bool, method: str) -> st
         return f"is {value.dtype}, and the model's is {target.dtype}"
     if isinstance(target, QuantizedTensor) and method != "rtn":
         return (
-            f"has values, and the model's codes were made by quire.quantize_model(method={method!r}) from sample data; "
-            "quantize the new model by it and pass the codes, or serve a model of quire.convert"
+            f"has values, and the model's codes were made by quire.quantize_model(method={method!r}), while a refit "
+            "rounds to nearest; quantize the new model by that method and pass the codes, or serve a model of "
+            "quire.convert"
         )
     if check_finite and not _finite(local(value), target):
         return f"has values that are NaN or infinite in {target.dtype}; check_finite=False takes them"

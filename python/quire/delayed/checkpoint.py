@@ -28,7 +28,8 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
     """Name of a state, such as "0.delayed" -> copies of its tensors, for every layer that has run under a delayed
     recipe; empty if none has.
 
-    The tensors are float32: scale_fwd [3] (of x, w and y), scale_bwd [2] (of dy and dx), amax_history_fwd [L, 3] and
+    The tensors are float32: scale_fwd [3] (of x, w and y), scale_bwd [2] (of dy and dx), which multiply values before
+    they are rounded (numerics.md 1.5), amax_history_fwd [L, 3] and
     amax_history_bwd [L, 2]. Row 0 of a history has the amaxes that were collected since the last step (numerics.md
     1.4). "rule" is the recipe as text. A GroupedLinear with E groups has E columns in place of each. torch.save and
     torch.load(weights_only=True) accept the result.

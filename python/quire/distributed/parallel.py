@@ -49,7 +49,7 @@ class Parallel:
             bias of a "row" layer) over the group. False is for frameworks that sum them, such as Megatron. Each rank
             then has the gradients of its own tokens.
         overlap: with sequence=True, "ring" cuts each exchange into as many pieces as there are ranks. One piece travels
-            while another one is multiplied (docs/distributed.md). None: each exchange is one collective.
+            while another one is multiplied (docs/distributed-reference.md). None: each exchange is one collective.
 
     Raises:
         ValueError: for another mode, for an unknown name, for a reduce that is not a spec, and for overlap="ring"

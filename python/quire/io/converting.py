@@ -37,8 +37,8 @@ def convert(
     """Writes a checkpoint as another dialect, one layer at a time. Small files beside the weights are copied.
 
     Args:
-        src: folders.
-        dst: folders.
+        src: as for read().
+        dst: a folder.
         to: name of the dialect.
         filter: which entries are written, by name; None: all. With requantize all are written, and filter says which
             weights are quantized, in high precision or not; None: the layers that are quantized already.

@@ -39,7 +39,8 @@ class Linear(ProductModule, torch.nn.Linear):
 
     The parameters are weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`;
     None: torch's default). After the same torch.manual_seed they have the same initial values as in torch.nn.Linear.
-    The state_dict holds nothing else. Within quire.quantized_model_init the weight is quantized.
+    The state_dict holds nothing else but input_scale under a recipe
+    with a static scale. Within quire.quantized_model_init the weight is quantized.
 
     Args:
         in_features: the number of features of x.

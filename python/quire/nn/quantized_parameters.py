@@ -19,7 +19,8 @@ def prepack_weights(model: torch.nn.Module) -> None:
     "interleaved", in a state dict too. Tensors of either order load into parameters of either order. unpack_weights()
     restores the previous bytes.
 
-    The weights must be quantized parameters (quire.quantized_model_init). The codes of quire.quantize_weights are
+    The weights must be quantized parameters (of quire.quantized_model_init, quire.convert(for_inference=True) or
+    quire.io.load). The codes of quire.quantize_weights are
     already interleaved.
 
     Args:
