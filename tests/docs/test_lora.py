@@ -56,7 +56,7 @@ def test_adapters_of_peft_train_and_merge_as_written(page, tmp_path, monkeypatch
     transformers.LlamaForCausalLM(config).save_pretrained("folder-of-a-model")
     _, adapting, _, merging = blocks(page)
     scope = run(adapting, {"quire": quire, "torch": torch})
-    model, ids = scope["model"], torch.arange(8)[None]
+    model, ids = scope["adapted_model"], torch.arange(8)[None]
     model(ids, labels=ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     model.save_pretrained("adapter")

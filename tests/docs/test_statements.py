@@ -417,3 +417,46 @@ def test_a_quantized_weight_takes_recipes_with_its_spec_alone(page):
         for recipe in ("nvfp4", "mxfp8"):
             with pytest.raises(RuntimeError, match="Recipe mismatch"), quire.autocast(recipe=recipe):
                 model(torch.randn(4, 256))
+
+
+class Projections(torch.nn.Module):
+    """Linear layers with names that other tools know."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj = (torch.nn.Linear(64, 64, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        return self.q_proj(x) + self.k_proj(x)
+
+
+def is_stored(recipe, dialect, folder):
+    """Whether files of that dialect give the outputs of the models that they were written of, whatever the values."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, loaded, x = Projections(), Projections(), torch.randn(64, 64)
+        quire.convert(model, recipe, for_inference=True, tokens=None, min_features=1)
+        for layer in model.children():
+            if "input_scale" in layer.state_dict():
+                layer.input_scale.fill_((seed + 1) * (0.7 if "div" in recipe else 0.007))
+        try:
+            io.save(model, folder / str(seed), dialect=dialect)
+        except io.CheckpointError:
+            return False
+        io.load(loaded, folder / str(seed))
+        with torch.no_grad():
+            if not torch.equal(loaded(x), model(x)):
+                return False
+    return True
+
+
+def test_dialects_store_recipes_without_loss_as_the_table_says(page, tmp_path):
+    lines = page("docs/checkpoints.md").text.split("| recipe | dialects |\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]  # the last is every recipe
+    dialects = {name for _, names in rows for name in re.findall(r"`([\w-]+)`", names.split(";")[0])}
+    assert len(rows) >= 12 and len(dialects) == 7
+    for recipes, names in rows:
+        listed = set(re.findall(r"`([\w-]+)`", names.split(";")[0]))
+        for recipe in re.findall(r"`(\S+)`", recipes):
+            found = {name for name in dialects if is_stored(recipe, name, tmp_path / f"{name} {recipe}")}
+            assert found == listed, recipe

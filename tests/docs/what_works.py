@@ -218,7 +218,7 @@ def files() -> Iterator[list[str]]:
         if row.startswith("`"):
             yield [row, f"no ({DELAYED[row]})" if row in DELAYED else stored.pop(row, "`quire`")]
     yield from map(list, stored.items())
-    yield ["others, such as `x=none,w=nvfp4`", "`quire`"]
+    yield ["others", "`quire`; [Dialects](checkpoints.md#dialects) says which other files have the formats of w and x"]
 
 
 TEXT = """# What works
