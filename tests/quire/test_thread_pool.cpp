@@ -119,6 +119,9 @@ TEST(ThreadPool, AChildOfForkComputesAlone) {
 }
 
 TEST(ThreadPool, HasTheThreadsThatTheSystemStarts) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer needs memory of its own";
+#endif
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
