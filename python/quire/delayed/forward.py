@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.checks import check_type
-from quire.delayed.rules import THREAD, Rule
+from quire.delayed.rules import THREAD, Rule, scales_are_constants
 from quire.delayed.state import DelayedState
 from quire.loading.deferred import is_exporting
 from quire.tensor import QuantizedTensor
@@ -154,7 +154,7 @@ def keep_largest(amax: torch.Tensor, value: torch.Tensor) -> None:
 
 def _collects(rule: Rule | None) -> bool:
     recomputes = THREAD.scales is not None and THREAD.scales.replays
-    return rule is not None and not recomputes and not is_exporting()
+    return rule is not None and not recomputes and not scales_are_constants()
 
 
 def measure(

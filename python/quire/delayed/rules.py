@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.loading.deferred import mark_static
+from quire.loading.deferred import is_exporting, mark_static
+from quire.loading.devices import makes_fake_tensors
 from quire.recipe import DelayedScaling
 
 _MAX_RULES = 64
@@ -78,6 +79,12 @@ class _Thread(threading.local):
 THREAD = _Thread()
 _NUMBERS = itertools.count(1)
 _TEXTS: dict[int, str] = {}
+
+
+def scales_are_constants() -> bool:
+    """Whether no step ends and no amax is collected here: torch.export traces what calls this, or a FakeTensorMode of
+    the caller is active, which has no values for the states of real layers."""
+    return is_exporting() or (not torch.compiler.is_compiling() and makes_fake_tensors())
 
 
 def text_of(number: int) -> str:

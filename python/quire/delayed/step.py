@@ -8,11 +8,11 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from quire.checks import check_type
-from quire.delayed.rules import THREAD, Rule, place_tables, rule_of, table_on, write
+from quire.delayed.rules import THREAD, Rule, place_tables, rule_of, scales_are_constants, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, sendable
-from quire.loading.deferred import assume_constant_result, is_exporting
+from quire.loading.deferred import assume_constant_result
 from quire.loading.float_mode import subnormals_kept
 from quire.recipe import DelayedScaling, Format, Recipe
 
@@ -254,14 +254,13 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
         group: the process group over which amaxes are reduced, or None.
 
     Returns:
-        The rule, which forward passes pass to collect(). During torch.export it returns None, because scales are then
-            constants.
+        The rule, which forward passes pass to collect(). None where scales are constants: no step ends then.
 
     Raises:
         TypeError: for another recipe.
     """
     check_type("delayed.enter", DelayedScaling, recipe=recipe)
-    if is_exporting():
+    if scales_are_constants():
         THREAD.depth += 1
         return None
     rule = _active_rule(recipe, group)
@@ -315,9 +314,9 @@ class RulesByLayer:
             _begin()
 
     def of(self, recipe: Recipe) -> Rule | None:
-        """That of a layer's recipe; None if it is not delayed, and during torch.export. Raises NotImplementedError if
-        the context began in a compiled function."""
-        if not recipe.delayed() or is_exporting():
+        """That of a layer's recipe; None if it is not delayed, and where scales are constants. Raises
+        NotImplementedError if the context began in a compiled function."""
+        if not recipe.delayed() or scales_are_constants():
             return None
         if self._traced:
             raise NotImplementedError(

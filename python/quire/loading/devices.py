@@ -49,12 +49,13 @@ def is_known(t: torch.Tensor) -> bool:
 def generator_state(device: torch.device) -> bytes:
     """The state of the generator that fills tensors on an accelerator. Empty elsewhere and for fake tensors, which may
     be on devices that this machine lacks."""
-    if not runs_later(device) or _makes_fake_tensors():
+    if not runs_later(device) or makes_fake_tensors():
         return b""
     return bytes(torch.get_device_module(device).get_rng_state(device).tolist())
 
 
-def _makes_fake_tensors() -> bool:
+def makes_fake_tensors() -> bool:
+    """Whether a FakeTensorMode is active, whose tensors have no values."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
@@ -63,7 +64,7 @@ def check_device(what: str, device: torch.device | str | int | None) -> None:
     have no memory, so they may be on any device, as in torch.nn's layers."""
     if device is None or not runs_later(given := torch.device(device)):
         return
-    if _makes_fake_tensors():
+    if makes_fake_tensors():
         return
     module = getattr(torch, given.type, None)
     if hasattr(module, "is_available") and not module.is_available():

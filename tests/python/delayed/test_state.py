@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import quire
 from every_feature import LAYERS
@@ -238,6 +239,35 @@ def test_the_state_of_a_layer_that_is_gone_is_forgotten():
     del model
     gc.collect()
     assert len(quire.delayed.state._STATES) == before
+
+
+def train_fake_layer():
+    with FakeTensorMode():
+        layer = quire.Linear(16, 32)
+        for _ in range(2):
+            with quire.autocast(recipe=RECIPE):
+                y = layer(torch.randn(8, 16))
+            y.sum().backward()
+    assert y.shape == (8, 32) and layer.weight.grad.shape == (32, 16)
+
+
+def run_real_layer_in_a_fake_mode():
+    layer = quire.Linear(16, 32)
+    with quire.autocast(recipe=RECIPE), FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer(torch.randn(8, 16)).shape == (8, 32)
+
+
+FAKE = {"a fake layer": train_fake_layer, "a real layer": run_real_layer_in_a_fake_mode}
+
+
+@pytest.mark.parametrize("run", FAKE.values(), ids=FAKE)
+@pytest.mark.parametrize("used", [False, True], ids=["new layers", "layers in training"])
+def test_fake_tensors_leave_states_of_real_layers_alone(run, used):
+    expected = train_with_changes(make_model(), range(4))
+    model = make_model()
+    first = train_with_changes(model, range(2)) if used else []
+    run()
+    assert same(expected, first + train_with_changes(model, range(2 if used else 0, 4)))
 
 
 @pytest.mark.cpu_only
