@@ -48,9 +48,9 @@ def quantized_model_init(
     class QuantizedTensor under the recipe's spec for w (with single_grouped_weight a QuantizedStack). No copy in high
     precision is kept. Per thread.
 
-    Of PyTorch's parallel engines, DistributedDataParallel accepts such weights. Its first broadcast decodes them: all
-    ranks get the first rank's weights, rounded once more, and master weights rounded to their codes. If the ranks start
-    with equal weights, init_sync=False avoids this. fully_shard raises NotImplementedError, except for weights with
+    Of PyTorch's parallel engines, DistributedDataParallel accepts such weights. Its first broadcast decodes those that
+    have no master weights: all ranks get the first rank's weights, rounded once more. If the ranks start with equal
+    weights, init_sync=False avoids this. fully_shard raises NotImplementedError, except for weights with
     keep_master that quire.distributed.gather_codes has prepared.
 
     Weights are quantized in both directions if grad is enabled, else (for inference) only rowwise.
@@ -62,9 +62,8 @@ def quantized_model_init(
         preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
             weight.get_high_precision_init_val() returns them, None after weight.clear_high_precision_init_val().
         keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
-            quantized from them after each update. Where an optimizer reads the weight into another tensor, it gets the
-            decoded codes: L2 weight decay (weight_decay of SGD and Adam) without fused=True does. AdamW's decay and
-            fused optimizers use the master weights. Without master weights an update is rounded to the format, so small
+            quantized from them after each update. PyTorch's operators read the master weights too, in the parameter's
+            dtype. Without master weights an update is rounded to the format, so small
             updates are lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit
             formats do not train.
 

@@ -88,7 +88,7 @@ class Window:
 
 
 class DecodedView(torch.Tensor):
-    """A view of a QuantizedTensor that is read as decoded values.
+    """A view of a QuantizedTensor that is read as its values: those of its master, or the decoded ones.
 
     PyTorch's operators read the values that the QuantizedTensor has at that time. Views of a DecodedView are
     DecodedViews. Operators that write to it compute on the master or the decoded values of the QuantizedTensor, and
@@ -133,11 +133,6 @@ class DecodedView(torch.Tensor):
     ) -> DecodedView:
         dtype, _, _, offset = metadata
         return DecodedView(Window(inner["base"], dtype, size, stride, offset))
-
-    @torch.no_grad()  # the gradient passes through the view, which autograd knows
-    def read(self) -> torch.Tensor:
-        """The decoded values. They are decoded in each call, because nothing tells whether the codes have changed."""
-        return self.window.of(self.window.base.dequantize())
 
     def _plain(self) -> torch.Tensor:
         return self.detach().clone().requires_grad_(self.requires_grad)

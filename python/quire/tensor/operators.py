@@ -2,7 +2,7 @@
 on values.
 
 Views that keep the codes are consecutive whole rows with any leading sizes, whole matrices of a stack, and any part of
-a tensor with one scale. All other views are read as decoded values.
+a tensor with one scale. All other views are read as values.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ aten = torch.ops.aten
 P = ParamSpec("P")
 R = TypeVar("R")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+#: Matmuls of PyTorch. They decode the codes of a weight that has a master too, as layers do.
+_MATMULS = {
+    *(aten.linear.default, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+    *(aten.mv.default, aten.addmv.default, aten._grouped_mm.default),
+}
 #: What a matmul of PyTorch calls with its weight; F.linear transposes it first.
 _OF_MATMULS = (aten.linear.default, aten.t.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
 
@@ -72,8 +77,14 @@ def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if operator in _OF_MATMULS and not _CALLER.is_layer and torch._C._current_graph_task_id() == -1:
         _tell_decoding()  # not in backward: the forward pass has, unless a layer made it
 
-    named = {name: each(values_of, value) for name, value in kwargs.items()}
-    return operator(*each(values_of, args), **named)
+    of_codes = operator in _MATMULS
+
+    def read(argument: Any) -> Any:
+        values = values_of(argument, of_codes)
+        return values.clone() if operator.is_view and values is not argument else values  # no view of a master
+
+    named = {name: each(read, value) for name, value in kwargs.items()}
+    return operator(*each(read, args), **named)
 
 
 def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -63,14 +63,14 @@ class QuantizedTensor(DataTensors, torch.Tensor):
     * detach, clone, .to, empty_like, new_empty of the same shape and views of whole rows (view, as_strided, slice,
       split, select, ...) return a QuantizedTensor, and of fp8_tensor also views of other parts (chunk(2, dim=-1),
       [:, 8:24]). A view of a part has only rowwise codes.
-    * Other views (.t(), columns, view(-1), ...) return a DecodedView, which is read as decoded values.
+    * Other views (.t(), columns, view(-1), ...) return a DecodedView, which is read as values.
     * Operators that write to it (copy_, add_, `_foreach_*`, `_fused_adamw_`, ...) compute on `master` if there is one,
-    else
-      on the decoded values in `dtype`, and quantize the result into the same storage. copy_ from a tensor of the same
-      spec and shape copies bytes. A write to a view is a write to all of the tensor.
+      else on the decoded values in `dtype`, and quantize the result into the same storage. copy_ from a tensor of the
+      same spec and shape copies bytes. A write to a view is a write to all of the tensor.
     * Collectives that would write to it (torch.distributed.broadcast, all_reduce, recv, ...) raise TypeError.
-      all_gather and gather copy values into a list of them. All read its decoded values.
-    * All other operators compute on the decoded values and return plain tensors.
+      all_gather and gather copy values into a list of them. All read its values.
+    * All other operators compute on its values and return plain tensors. Its values are those of `master` in `dtype` if
+      there is one, else the decoded values. Matmuls, layers and dequantize() decode the codes in any case.
 
     The gradient of a leaf is a plain tensor.
 

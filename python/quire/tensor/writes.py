@@ -22,11 +22,11 @@ Written = tuple[tuple[int, str], ...]
 _KINDS = (QuantizedTensor, DecodedView)
 
 
-def values_of(argument: Any) -> Any:
-    """The decoded values of a quantized argument, for reading; any other argument unchanged."""
-    if isinstance(argument, DecodedView):
-        return argument.read()
-    return argument.dequantize() if isinstance(argument, QuantizedTensor) else argument
+def values_of(argument: Any, of_codes: bool = False) -> Any:
+    """The values of a quantized argument in its dtype, for reading: the master's if there is one, else the decoded
+    ones. Any other argument unchanged. May share the master's memory. of_codes: the decoded ones in any case."""
+    with torch.no_grad():  # the gradient passes through the argument, which autograd knows
+        return _Values(of_codes=of_codes).to_read(argument)
 
 
 def exact_values(argument: QuantizedTensor | DecodedView) -> torch.Tensor:
@@ -63,10 +63,11 @@ def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[s
 
 
 class _Values:
-    """The plain tensors that stand for the quantized ones in one call. apart: masters are copied first."""
+    """The plain tensors that stand for the quantized ones in one call. apart: masters are copied first. of_codes:
+    masters are not read."""
 
-    def __init__(self, apart: bool = False) -> None:
-        self._apart = apart
+    def __init__(self, apart: bool = False, of_codes: bool = False) -> None:
+        self._apart, self._of_codes = apart, of_codes
         self.bases: dict[Any, tuple[QuantizedTensor, torch.Tensor]] = {}  # by memory: what is written, and its values
         self._plain: dict[int, torch.Tensor] = {}  # by id of what they stand for
         self._written: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = []
@@ -97,7 +98,7 @@ class _Values:
             exact = any([written.master is not None for written, _ in self.bases.values()])
             if (memory := _memory(base)) in self.bases:
                 new = _shaped(self.bases[memory][1], base)
-            elif base.master is not None:
+            elif base.master is not None and not self._of_codes:
                 new = base.master if exact else base.master.to(base.dtype)
             else:
                 new = base.dequantize()
@@ -309,7 +310,7 @@ def write_undeclared(operator: Any, names: tuple[str, ...], args: tuple[Any, ...
         check_received(operator, argument)
         # A collective of several processes takes values of the nominal dtype; others keep what a master has.
         collective = _COLLECTIVE.match(operator._schema.name)
-        plain = values_of(argument) if collective else exact_values(argument).clone()
+        plain = (values_of(argument) if collective else exact_values(argument)).clone()
         copies.append((argument, plain, plain.clone()))
         return plain
 

@@ -117,7 +117,7 @@ def writes_through_views(rank, spec):
                 if master:
                     q.master = values(rank)
                 exact = values(rank) if master else q.dequantize()
-                sent = view(q.dequantize()).clone()
+                sent = view(exact).clone()
                 expected = view(exact)
                 plain, x = sent.clone(), view(values(2))
                 receive(plain, x, rank)

@@ -42,23 +42,23 @@ def change(layer, step):
 @pytest.mark.parametrize("options", AVERAGES.values(), ids=AVERAGES)
 def test_an_average_is_not_refused_and_not_of_rounded_masters(dtype, master, options):
     one = layer(dtype, master)
-    of_masters = master and "multi_avg_fn" in options  # others compute a new tensor, of decoded values
-    plain = torch.nn.Linear(64, 32, dtype=torch.float32 if of_masters else dtype)
+    in_place = "multi_avg_fn" in options  # others compute a new tensor, in the nominal dtype
+    plain = torch.nn.Linear(64, 32, dtype=torch.float32 if master and in_place else dtype)
     average, expected = AveragedModel(one, **options), AveragedModel(plain, **options)
     for step in range(3):
         change(one, step)
         average.update_parameters(one)
         with torch.no_grad():
-            plain.weight.copy_(one.weight.master if of_masters else one.weight.dequantize())
+            plain.weight.copy_(one.weight.master if master else one.weight.dequantize())
             plain.bias.copy_(one.bias)
         expected.update_parameters(plain)
         found, weight = average.module.weight, expected.module.weight.detach()
-        rounded = quire.quantize(weight, RECIPE.weight_spec)
-        if of_masters:
-            assert same(found.master, weight) and torch.equal(found.rowwise_data, rounded.rowwise_data)
+        if master:
+            codes = quire.quantize(found.master, RECIPE.weight_spec).rowwise_data
+            assert same(found.master.to(weight.dtype), weight) and torch.equal(found.rowwise_data, codes)
         else:
             with torch.no_grad():
-                weight.copy_(rounded.dequantize())
+                weight.copy_(quire.quantize(weight, RECIPE.weight_spec).dequantize())
             assert same(found.dequantize(), weight)
 
 
