@@ -83,8 +83,8 @@ def philox(seed: int, offset: int, blocks: torch.Tensor) -> torch.Tensor:
         Int64 [n, 4].
 
     Raises:
-        TypeError: for a seed or offset that is not such an integer.
-        ValueError: for a seed or offset that is not such an integer.
+        TypeError: for a seed or offset that is not an int.
+        ValueError: for a seed or offset of more than 64 bits.
         RuntimeError: for other blocks.
     """
     return torch.ops.quire.debug_philox(blocks, signed64(seed, "seed"), signed64(offset, "offset"))

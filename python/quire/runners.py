@@ -243,8 +243,9 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
 
     Raises:
         TypeError: for an object that is not a runner.
-        ValueError: for weights that do not fit, or for a name that is in use.
-        RuntimeError: for weights that do not fit, or for a name that is in use.
+        ValueError: for a spec that does not exist, and for a weight that is no matrix.
+        RuntimeError: for sizes that do not agree, for a dtype that is not float32, float16 or bfloat16, and for a name
+            that another runner has.
     """
     if not isinstance(runner, LinearRunner | MoERunner | PythonRunner):
         raise TypeError(

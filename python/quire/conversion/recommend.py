@@ -62,8 +62,8 @@ class Recommendation:
     """The result of quire.recommend. str() gives a table.
 
     Attributes:
-        goal: as it was passed.
-        tokens: as it was passed.
+        goal: the goal that was passed.
+        tokens: the number of tokens that was passed.
         recipe: the name of the recommended recipe, or None if no recipe is better.
         layers: the number of layers that can be converted, those of at least min_features.
         estimates: high precision first, then the recipes, the fastest first, and for the goal "memory" the smallest;

@@ -57,8 +57,8 @@ def data_parallel_rank(rank: int) -> Iterator[None]:
             sharded and the layer is not (sequence parallelism), pass torch.distributed.get_rank().
 
     Raises:
-        TypeError: if rank is not an int of 0 or more.
-        ValueError: if rank is not an int of 0 or more.
+        TypeError: if rank is not an int.
+        ValueError: if rank is negative.
     """
     check_type("data_parallel_rank", int, rank=rank)
     if rank < 0:

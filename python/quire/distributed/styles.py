@@ -147,9 +147,9 @@ class ExpertParallel(ParallelStyle):
     on every rank. x and y are plain tensors with this rank's tokens.
 
     Args:
-        capacity: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
-        overflow: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
-        dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
+        capacity: ep_capacity of quire.MoE.
+        overflow: ep_overflow of quire.MoE.
+        dispatch: ep_dispatch of quire.MoE.
 
     Raises:
         NotImplementedError: for another module, for quantized experts, and for parameters that are DTensors already.

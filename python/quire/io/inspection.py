@@ -461,8 +461,8 @@ class Difference:
     """The result of diff(). str() gives a table; it is false if nothing differs.
 
     Attributes:
-        only_a: names that only one checkpoint has.
-        only_b: names that only one checkpoint has.
+        only_a: names that only the first checkpoint has.
+        only_b: names that only the second checkpoint has.
         different: name -> what differs, in words.
         equal_values: names of entries with equal values that are stored in another way: other bytes, or another layout
             or dialect with the same bytes.

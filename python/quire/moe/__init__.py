@@ -2,6 +2,7 @@
 
 from quire.moe.permutation import Permuted, permute, unpermute
 from quire.moe.routing import (
+    Routing,
     limit_capacity,
     load_balancing_loss,
     route,
@@ -12,6 +13,7 @@ from quire.moe.routing import (
 
 __all__ = [
     "Permuted",
+    "Routing",
     "limit_capacity",
     "load_balancing_loss",
     "permute",

@@ -1,11 +1,29 @@
 """Routing of tokens to experts, and balancing the loads of experts (moe-reference.md 1)."""
 
+from typing import NamedTuple
+
 import torch
 
 from quire import functional
 from quire.checks import check_type, check_type_or_none
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
+
+
+class Routing(NamedTuple):
+    """The routing of the tokens by a quire.MoE that is called with return_routing=True, for losses and statistics.
+
+    Attributes:
+        logits: float32 [T, E], differentiable.
+        topk_weights: float32 [T, top_k], 0 for a dropped entry.
+        topk_ids: int32 [T, top_k], -1 for a dropped entry.
+        tokens_per_expert: int32 [E], the loads that the router chose, which count entries that were dropped too.
+    """
+
+    logits: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    tokens_per_expert: torch.Tensor
 
 
 def route(

@@ -22,7 +22,7 @@ from quire.functional import (
     unpermute_rows,
 )
 from quire.functional import activation as activate
-from quire.moe import limit_capacity, tokens_per_expert
+from quire.moe import Routing, limit_capacity, tokens_per_expert
 from quire.moe.permutation import permute_any
 from quire.moe.routing import routing_text
 from quire.nn.grouped_linear import GroupedLinear
@@ -46,20 +46,6 @@ _ROUTE_OPTIONS = (
     *("score_function", "softmax_after_topk", "renormalize", "num_groups", "group_topk", "group_best"),
     *("scaling_factor", "capacity"),
 )
-
-
-class Routing(NamedTuple):
-    """The routing of the tokens, for losses and statistics (quire.moe.load_balancing_loss,
-    quire.moe.update_expert_bias_).
-
-    logits float32 [T, E], differentiable; topk_weights float32 and topk_ids int32 [T, top_k], 0 and -1 for a dropped
-    entry. tokens_per_expert int32 [E]: the loads that the router chose, which count entries that were dropped too.
-    """
-
-    logits: torch.Tensor
-    topk_weights: torch.Tensor
-    topk_ids: torch.Tensor
-    tokens_per_expert: torch.Tensor
 
 
 class Router(torch.nn.Module):
@@ -267,8 +253,8 @@ class MoE(ShownName, Float32Buffers):
         ffn_hidden_size: the number of features between fc1 and fc2 of an expert.
         num_experts: the number of experts.
         top_k: the number of experts of each token.
-        activation: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
-        activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
+        activation: as for LayerNormMLP.
+        activation_params: as for LayerNormMLP. "clamped_swiglu" has limit, alpha and glu_linear_offset.
         bias: whether experts have biases.
         expert_bias: a buffer expert_bias, float32 [num_experts], which is added to the scores only for the choice of
             experts. It stays float32 when the model is converted. Update it with quire.moe.update_expert_bias_.
@@ -373,7 +359,7 @@ class MoE(ShownName, Float32Buffers):
 
         Args:
             x: `[*, hidden_size]`.
-            return_routing: whether to return (y, Routing).
+            return_routing: whether to return (y, quire.moe.Routing).
         """
         try:
             if type(x) is not torch.Tensor:

@@ -89,12 +89,12 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         **buffers: the six buffers by name, None or left out if absent.
 
     Attributes:
-        rowwise_data: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
-        rowwise_scale: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
-        rowwise_amax: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
-        columnwise_data: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
-        columnwise_scale: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
-        columnwise_amax: plain tensors as in TensorProto.buffers(), None if absent; `value = code * scale`.
+        rowwise_data: the codes, uint8: a plain tensor of the shape in TensorProto.buffers(), None if absent.
+        rowwise_scale: the scales of the codes, in the same way: `value = code * scale`.
+        rowwise_amax: the amaxes from which the scales were computed, in the same way.
+        columnwise_data: as rowwise_data, for matmuls that sum over the rows.
+        columnwise_scale: as rowwise_scale, of columnwise_data.
+        columnwise_amax: as rowwise_amax, of columnwise_data.
     """
 
     spec: QuantSpec
