@@ -85,6 +85,16 @@ def compiled_autograd(setting):
     return torch._dynamo.compiled_autograd._enable(setting.compiler)
 
 
+def offloaded(function):
+    """As activation offloading does: backward gets copies of what forward has saved."""
+
+    def run(x, **options):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            return function(x, **options)
+
+    return run
+
+
 # ---- Another module, or a module that was elsewhere.
 
 
@@ -282,6 +292,8 @@ WAYS = {
         one_graph=True,
         rounds=True,
     ),
+    "offloaded": Way(lambda model, _: offloaded(model)),
+    "fullgraph, offloaded": Way(lambda model, setting: offloaded(setting.compiler(model)), after=0, one_graph=True),
     "compiled autograd": Way(lambda model, _: model, after=0, backward=compiled_autograd),
     "deepcopy": Way(lambda model, _: copy.deepcopy(model)),
     "pickle": Way(lambda model, _: pickle.loads(pickle.dumps(model))),

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import CppFunctionalizeAPI
+from torch._subclasses.functional_tensor import CppFunctionalizeAPI, FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_slot
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from quire.loading.deferred import when_imported
 
 _NAMESPACE = "quire::"
+_LIBRARY = torch.library.Library("quire", "IMPL")
 #: Modules of PyTorch's operators whose functions may not write to their inputs in a graph with gradients.
 _CONTROL_FLOW = {f"torch._higher_order_ops.{name}" for name in ("cond", "map", "scan", "while_loop")}
 
@@ -29,7 +31,25 @@ def register() -> None:
             torch.library.register_vmap(op.name(), _one_by_one(op))
         if _written(op) and not op._schema.returns:
             op.py_impl(DispatchKey.Functionalize)(_on_copies(op))
+        if _written(op) or any(str(a.type) == "List[Tensor]" for a in op._schema.arguments):
+            _LIBRARY.impl(op.name(), _refuse_old_vmap(op), "Batched")
+    _LIBRARY.impl("saved_states", _save_by_reference, "CompositeExplicitAutograd")
     refuse_control_flow()
+
+
+def _save_by_reference(states: list[torch.Tensor]) -> None:
+    """Marks the states among the inputs of a graph that AOTAutograd traces. It then keeps them for backward as it keeps
+    what an autograd.Function stores on its ctx, and not by save_for_backward: no hook gives backward a copy, in which
+    its writes would be lost, and no version is compared, because states change between forward and backward."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    for state in () if mode is None else filter(torch.is_tensor, states):  # an absent one is None
+        while torch._C._functorch.is_functorch_wrapped_tensor(state):
+            state = torch._C._functorch.get_unwrapped(state)
+        if isinstance(state, FunctionalTensor):
+            state = torch._from_functional_tensor(state.elem)
+        slot = get_proxy_slot(state, mode.tracer, None)
+        if slot is not None and slot.proxy.node.op == "placeholder":
+            slot.proxy.node.meta["saved_tensor_with_no_vc_check"] = True
 
 
 def refuse_control_flow() -> None:
@@ -94,6 +114,19 @@ def _one_by_one(op: torch._ops.OpOverload) -> Callable[..., tuple[Any, Any]]:
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(op._schema.returns)
 
     return rule
+
+
+def _refuse_old_vmap(op: torch._ops.OpOverload) -> Callable[..., None]:
+    """The older vmap of PyTorch (torch._vmap_internals) has no rules of ours, and passes neither lists of tensors nor
+    operators that write."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            f"{op.name()}: torch.autograd.grad(is_grads_batched=True) and torch.autograd.functional.jacobian("
+            "vectorize=True) cannot batch this operator; use torch.func.jacrev, or torch.func.vmap of torch.func.vjp"
+        )
+
+    return refuse
 
 
 def _on_copies(op: torch._ops.OpOverload) -> Callable[..., None]:

@@ -10,6 +10,8 @@
 // All three compute by calling inner operators (op::call), so that traced graphs hold those.
 #pragma once
 
+#include <ATen/core/List.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -47,6 +49,25 @@ auto make_node(Parts&&... parts) {
 #endif
 }
 
+/// To a graph that is being traced, an operator that writes a State writes what the graph has saved for backward.
+/// Python has that saved by reference too (quire/loading/transforms.py): hooks of saved tensors would give backward a
+/// copy.
+template <class Saved>
+[[gnu::noinline]] void save_states_by_reference(const Saved& saved) {
+  c10::List<at::Tensor> states;
+  for_each_field<Saved>([&](auto field) {
+    using T = typename decltype(field)::Type;
+    if constexpr (std::same_as<T, State>) states.push_back((saved.*(field.kMember)).tensor);
+    if constexpr (std::same_as<T, StateList>)
+      for (const at::Tensor& t : (saved.*(field.kMember)).tensors) states.push_back(t);
+  });
+  constexpr auto kPythons = c10::DispatchKey::CompositeExplicitAutograd;
+  const auto found = c10::Dispatcher::singleton().findSchema({"quire::saved_states", ""});
+  if (states.empty() || !found || !found->hasKernelForDispatchKey(kPythons)) return;
+  Stack stack{states};
+  found->callBoxedForDispatchKey(kPythons, stack);  // past the modes that trace
+}
+
 /// The arguments of which one tensor at least is wanted; counts: how many each has, which are numbered through.
 template <size_t N, class Wanted>
 Needs needs_of(const std::array<size_t, N>& counts, const Wanted& wanted) {
@@ -73,6 +94,7 @@ class TypedNode : public torch::autograd::Node {
 
   /// To be called when the results have their history: a saved result must not keep its own node alive.
   void save(Saved&& saved, const Results<Op>& results) {
+    if (c10::impl::TorchDispatchModeTLS::any_modes_set()) save_states_by_reference(saved);
     saved_.emplace(std::move(saved));
     for_each_tensor(*saved_, [&](at::Tensor& t) {
       const bool is_result = std::any_of(results.begin(), results.end(), [&](const auto& r) { return r.is_same(t); });

@@ -207,3 +207,23 @@ def test_layers_are_made_and_copied_within_a_transform(make, recipe):
     with quire.autocast(recipe=recipe):
         layer(x).sum().backward()
     assert layer.weight.grad.count_nonzero()
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_what_the_older_vmap_cannot_batch_is_refused_with_the_newer_one_as_remedy(make, recipe):
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(4, 64)
+
+    def summed(x):
+        return layer(x).sum(0)
+
+    with quire.autocast(recipe=recipe):
+        rewind(layer)
+        expected = torch.func.jacrev(summed)(x)
+        rewind(layer)
+        if recipe.delayed():
+            with pytest.raises(RuntimeError, match="use torch.func.jacrev"):
+                torch.autograd.functional.jacobian(summed, x, vectorize=True)
+        else:
+            assert torch.equal(torch.autograd.functional.jacobian(summed, x, vectorize=True), expected)
+    assert expected.shape == (summed(x).shape[0], 4, 64)
