@@ -24,6 +24,8 @@ KERNELS = (
 )
 #: Where a kernel has come back to.
 CALLERS = ("python/", "src/quire_torch/", "src/quire_python/", "src/quire/device/")
+#: Which of their members are entered depends on what the compiler inlines, and changes with any caller.
+CONTAINERS = ("src/quire/base/shape.h",)
 
 #: A mixture with the calls of docs/follow-one-call.md's example.
 MIXTURE = """
@@ -73,12 +75,12 @@ def is_ours(symbol: str) -> bool:
 
 
 def to_the_kernels(walk: list[Step]) -> list[Step]:
-    """Without what runs from the entry of a kernel to its return."""
+    """Without what runs from the entry of a kernel to its return, and without containers."""
     kept, within = [], False
     for step in walk:
         file = step[0].file
         within = file.startswith(KERNELS) or (within and not file.startswith(CALLERS))
-        if not within:
+        if not within and file not in CONTAINERS:
             kept.append(step)
     return kept
 

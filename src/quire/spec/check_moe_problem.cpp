@@ -23,6 +23,16 @@ void check_tokens(std::string_view op, std::string_view what, const Matrix& m, c
         " tokens of row_map, got ", m.rows, "; pass a map of the same tokens");
 }
 
+void check_groups_of_experts(const Routing& r, int64_t num_experts) {
+  check(num_experts % r.num_groups == 0, "route: num_groups must divide the number of experts, ", num_experts, ", got ",
+        r.num_groups);
+  const int64_t size = num_experts / r.num_groups;
+  check(r.group_best <= size, "route: group_best must not exceed the experts of a group, ", size, ", got ",
+        r.group_best);
+  check(r.topk <= r.group_topk * size, "route: topk must not exceed the experts of group_topk groups, ", r.group_topk,
+        " * ", size, ", got ", r.topk);
+}
+
 /// Logits and what is chosen of them.
 void check_routing(std::string_view op, const Routing& routing, const Matrix& logits) {
   check_matrix(op, "logits", logits);
@@ -35,13 +45,7 @@ void check_routing(std::string_view op, const Routing& routing, const Matrix& lo
 void Routing::check_experts(int64_t num_experts) const {
   check(topk >= 1 && topk <= num_experts, "route: topk must be from 1 to the number of experts, ", num_experts,
         ", got ", topk);
-  if (num_groups == 0) return;
-  check(num_experts % num_groups == 0, "route: num_groups must divide the number of experts, ", num_experts, ", got ",
-        num_groups);
-  const int64_t size = num_experts / num_groups;
-  check(group_best <= size, "route: group_best must not exceed the experts of a group, ", size, ", got ", group_best);
-  check(topk <= group_topk * size, "route: topk must not exceed the experts of group_topk groups, ", group_topk, " * ",
-        size, ", got ", topk);
+  if (num_groups != 0) check_groups_of_experts(*this, num_experts);
 }
 
 void check_problem(const RouteProblem& p) {

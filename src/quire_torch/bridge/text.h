@@ -21,6 +21,7 @@ namespace quire_torch {
 template <class T>
 class Interned {
  public:
+  // Inlined: each call of an operator parses each of its texts.
   [[gnu::always_inline]] static Interned parse(std::string_view text) {
     static thread_local std::array<const Row*, 4> recent{};
     static thread_local unsigned next = 0;

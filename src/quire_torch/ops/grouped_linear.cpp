@@ -94,25 +94,28 @@ op::OptionalTensorList as_six_buffers(const DirectionBuffers& three, Direction d
   return six;
 }
 
-/// One state of a layer: 1-dimensional, of `size` elements, or not there. name: and what it holds.
-void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size,
+/// One state of a layer: 1-dimensional, of `size` elements, on the device of x; or not there. name: and what it holds.
+void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size, at::Device device,
                   std::array<const char*, 2> name) {
+  if (t) check_one_device(t->device(), device, "linear: ", name[0], " and x");
   if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->sym_size(0) == size && t->is_contiguous())) return;
   quire::fail("linear: ", name[0], " must be a contiguous ", dtype == at::kLong ? "int64" : "float32", " [", size,
               "] tensor ", name[1], ", got ", t->scalar_type(), " ", t->sym_sizes());
 }
 
-/// Throws unless the stash is on the CPU.
-void check_on_host(const at::Tensor& stash) {
-  quire::check(op::on_host(stash.device()),
-               "linear: wgrad_stash must be on the CPU, whichever device computes, got it on ", stash.device(),
+/// Throws unless the stash is one, on the CPU.
+void check_stash(const op::OptionalTensor& stash) {
+  if (!stash) return;
+  check_vector(stash, at::kLong, 2, stash->device(), {"wgrad_stash", "{number, count}"});
+  quire::check(op::on_host(stash->device()),
+               "linear: wgrad_stash must be on the CPU, whichever device computes, got it on ", stash->device(),
                "; move it with .cpu()");
 }
 
 /// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
 void check_main_grad(const op::TensorList& main_grad, const c10::SymInt& groups,
-                     const std::array<c10::SymInt, 2>& weight) {
-  if (main_grad.empty()) return;
+                     const std::array<c10::SymInt, 2>& weight, at::Device device) {
+  for (const at::Tensor& t : main_grad) check_one_device(t.device(), device, "linear: main_grad and x");
   const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3;
   quire::check(stacked || groups == static_cast<int64_t>(main_grad.size()),
                "linear: main_grad must be a matrix for each of the ", groups,
@@ -155,16 +158,11 @@ void check_memory(const GroupedLinear::Args& a, const at::Tensor& t, const c10::
 }  // namespace
 
 void Destinations::check(at::Device device, const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const {
-  check_vector(sr_state, at::kLong, 2, {"sr_state", "{seed, counter}"});
-  check_vector(bwd_scale, at::kFloat, groups * 2, {"bwd_scale", "{dy, dx}"});
-  check_vector(bwd_amax, at::kFloat, groups * 2, {"bwd_amax", "{dy, dx}"});
-  if (sr_state) check_one_device(sr_state->device(), device, "linear: sr_state and x");
-  if (bwd_scale) check_one_device(bwd_scale->device(), device, "linear: bwd_scale and x");
-  if (bwd_amax) check_one_device(bwd_amax->device(), device, "linear: bwd_amax and x");
-  for (const at::Tensor& t : main_grad) check_one_device(t.device(), device, "linear: main_grad and x");
-  check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
-  if (wgrad_stash) check_on_host(*wgrad_stash);
-  check_main_grad(main_grad, groups, weight);
+  check_vector(sr_state, at::kLong, 2, device, {"sr_state", "{seed, counter}"});
+  check_vector(bwd_scale, at::kFloat, groups * 2, device, {"bwd_scale", "{dy, dx}"});
+  check_vector(bwd_amax, at::kFloat, groups * 2, device, {"bwd_amax", "{dy, dx}"});
+  check_stash(wgrad_stash);
+  if (!main_grad.empty()) check_main_grad(main_grad, groups, weight, device);
 }
 
 /// Follows the spec of dy.

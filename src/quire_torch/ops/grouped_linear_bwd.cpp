@@ -14,7 +14,6 @@ using quire::Backward;
 
 LinearBwd::Args quantized_arguments(const GroupedLinear::Saved& s, const at::Tensor& dy, const DirectionBuffers& x,
                                     op::Needs need) {
-  const RecipeText recipe = RecipeText::parse(s.recipe.text());
   return {.dy = dy,
           .offsets = s.offsets,
           .x_data = x[0],
@@ -22,10 +21,10 @@ LinearBwd::Args quantized_arguments(const GroupedLinear::Saved& s, const at::Ten
           .x_amax = x[2],
           .w_buffers = s.w_buffers,
           .in_features = s.in_features,
-          .recipe = recipe,
+          .recipe = RecipeText::parse(s.recipe.text()),
           .dtype = s.dtype,
           .needs = needed_gradients(need, goes_elsewhere(s)),
-          .sr_state = recipe->dy.stochastic ? given(s.sr_state.tensor) : std::nullopt,
+          .sr_state = (*s.recipe)->dy.stochastic ? given(s.sr_state.tensor) : std::nullopt,
           .bwd_scale = need[kX] || need[kW] ? given(s.bwd_scale) : std::nullopt};
 }
 
@@ -164,8 +163,7 @@ op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Ten
 op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op::Needs need) {
   Destinations::of(s).check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
   if (s.dgrad_out.tensor.defined()) check_dgrad_out(s, dy);
-  op::Tensors<3> found =
-      from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
+  auto found = from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
   if (need[kX] && s.dgrad_out.tensor.defined()) copy_result(s.dgrad_out.tensor, found[0], s.offsets);
   return found;
 }

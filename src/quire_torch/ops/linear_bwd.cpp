@@ -77,10 +77,9 @@ void check_needs(int64_t needs, const char* op) {
 
 /// A gradient among the results of a backward operator; absent where it is not needed.
 template <class Int>
-op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::ScalarType dtype) {
-  op::Result<Int> r = op::absent<Int>(dtype);
-  if (wanted == 0) return r;
-  r.sizes.clear();
+op::Result<Int> needed(int64_t wanted, c10::ArrayRef<Int> sizes, at::ScalarType dtype) {
+  if (wanted == 0) return op::absent<Int>(dtype);
+  op::Result<Int> r{{}, dtype};
   r.sizes.append(sizes.begin(), sizes.end());
   return r;
 }
@@ -89,14 +88,12 @@ op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::Scala
 template <class Int, class Args>
 std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
   check_result_dtype(a.dtype, op, ": dtype");
-  const int64_t groups = group_count(a.offsets, a.dy, op);
   auto dx = shape<Int>(a.dy);
-  const Int n = dx.back(), k = op::as<Int>(a.in_features);
-  dx.back() = k;
-  quire::Shape<Int> dw{n, k}, dbias{n};
-  if (a.offsets) dw = {Int(groups), n, k}, dbias = {Int(groups), n};
-  return {needed(a.needs & kNeedsX, dx, a.dtype), needed(a.needs & kNeedsW, dw, a.dtype),
-          needed(a.needs & kNeedsBias, dbias, a.dy.scalar_type())};
+  const std::array<Int, 3> of_groups{Int(group_count(a.offsets, a.dy, op)), dx.back(), op::as<Int>(a.in_features)};
+  const auto dw = c10::ArrayRef<Int>(of_groups).slice(a.offsets ? 0 : 1), dbias = dw.slice(0, dw.size() - 1);
+  dx.back() = dw.back();
+  return {needed<Int>(a.needs & kNeedsX, {dx.data(), dx.size()}, a.dtype), needed<Int>(a.needs & kNeedsW, dw, a.dtype),
+          needed<Int>(a.needs & kNeedsBias, dbias, a.dy.scalar_type())};
 }
 
 }  // namespace
@@ -116,12 +113,12 @@ std::array<op::Result<Int>, 6> LinearBwd::results(const Args& a) {
 template std::array<op::Result<int64_t>, 6> LinearBwd::results<int64_t>(const Args&);
 template std::array<op::Result<c10::SymInt>, 6> LinearBwd::results<c10::SymInt>(const Args&);
 
+// Operands that are given come first: a refusal leaves nothing half done.
 void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const auto sizes = shape<int64_t>(a.dy);
   const int64_t n = sizes.back(), k = op::as<int64_t>(a.in_features);
   const GroupsView groups(a.offsets, quire::product(sizes, 0, sizes.size() - 1), "linear_bwd");
   if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
-    // Given operands first: a refusal leaves nothing half done.
     std::optional<GivenOperand> w, x;
     if (a.needs & kNeedsX)
       w.emplace(a.w_buffers, GivenGroups::matrices(a.recipe->w, Direction::columnwise, groups.count(), {n, k}),

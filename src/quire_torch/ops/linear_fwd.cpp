@@ -148,7 +148,7 @@ void check_agreement(const at::Tensor& x, const at::Tensor& w) {
 }
 
 template <class Int>
-void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
+void check_list(const op::TensorList& list, int64_t groups, c10::ArrayRef<Int> each, const char* what,
                 at::Device device) {
   const bool stacked = list.size() == 1 && list[0].dim() == static_cast<int64_t>(each.size()) + 1;
   quire::check(stacked || static_cast<int64_t>(list.size()) == groups, what, " must be one tensor for each of the ",
@@ -165,8 +165,8 @@ void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<I
     check_one_device(t.device(), device, what, " and x");
   }
 }
-template void check_list(const op::TensorList&, int64_t, const quire::Shape<int64_t>&, const char*, at::Device);
-template void check_list(const op::TensorList&, int64_t, const quire::Shape<c10::SymInt>&, const char*, at::Device);
+template void check_list(const op::TensorList&, int64_t, c10::ArrayRef<int64_t>, const char*, at::Device);
+template void check_list(const op::TensorList&, int64_t, c10::ArrayRef<c10::SymInt>, const char*, at::Device);
 
 template <class Int>
 std::array<op::Result<Int>, 7> LinearFwd::results(const Args& a) {

@@ -25,7 +25,7 @@ void check_k(const at::Tensor& x, const at::Tensor& w);
 
 /// Throws unless a list has a tensor of `each` sizes for each group, or one for all of them, on `device`.
 template <class Int>
-void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
+void check_list(const op::TensorList& list, int64_t groups, c10::ArrayRef<Int> each, const char* what,
                 at::Device device);
 
 /// x [*, K], whose rows (T in all) belong to E groups as offsets [E] says (groups.h), or are one group without them;

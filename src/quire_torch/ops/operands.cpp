@@ -245,19 +245,17 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
 }
 
 GivenOperand::GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what)
-    : operand_(operand_of(given, what)) {
-  const auto& [spec, direction, groups, cols, shape] = given;
-  operand_ = with_side(operand_, flat_side(three, spec, direction, what));
-  if (!groups.ends.data) check_saved(three, {spec, direction, {groups.rows, cols}}, what);
+    : operand_(with_side(operand_of(given, what), flat_side(three, given.spec, given.direction, what))) {
+  if (!given.groups.ends.data) check_saved(three, {given.spec, given.direction, {given.groups.rows, given.cols}}, what);
 }
 
 void GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
   const bool kept = q.kept == direction;
   const size_t first = quire::first_buffer(direction);
-  const bool grouped = groups_.ends.data != nullptr;
   const auto of_all =
-      grouped ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
-              : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
+      groups_.ends.data
+          ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
+          : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);
     buffers_[first + i] =

@@ -291,12 +291,10 @@ template std::array<op::Result<c10::SymInt>, 1> ActivationBwd::results<c10::SymI
 
 void ActivationBwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const MatrixView x(a.x, "activation_bwd: x"), dy(a.dy, "activation_bwd: dy");
-  quire::ActivationGradProblem p{
-      .activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])};
-  if (!a.offsets) return quire::activation_grad(p, context);
-  const GroupsView groups(*a.offsets, p.x.rows, "activation_bwd");
-  p.groups = groups;
-  quire::activation_grad(p, context);
+  const quire::MutableMatrix dx = mutable_matrix(out[0]);
+  const GroupsView groups(a.offsets, x.matrix().rows, "activation_bwd");
+  quire::activation_grad({.activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = dx, .groups = groups},
+                         context);
 }
 
 op::Tensors<7> Activation::inference(const Args& a) {

@@ -326,21 +326,15 @@ void run_groups(const ActivationProblem& p, const Context& context) {
   run_each(problems, context);
 }
 
+// One problem of the rows of all groups, which lie one after another: no element needs to know its group.
 void run_groups(const ActivationGradProblem& p, const Context& context) {
   ListMemory memory;
   const Ends ends(p.groups, p.x.rows, memory);
-  GroupCuts<ActivationGradProblem> problems = cuts_of<ActivationGradProblem>(ends, memory);
-  for (size_t e = 0; e < ends.size(); ++e) {
-    if (ends.rows(e) == 0) continue;
-    problems.push_back({e,
-                        {.activation = p.activation,
-                         .dy = matrix_of(p.dy, ends, e),
-                         .x = matrix_of(p.x, ends, e),
-                         .dx = matrix_of(p.dx, ends, e)}});
-  }
-  check_each(problems);
   zero_beyond(p.dx, ends);
-  run_each(problems, context);
+  ActivationGradProblem of_all = p;
+  of_all.groups = {};
+  of_all.dy.rows = of_all.x.rows = of_all.dx.rows = ends.end();
+  run_checked(of_all, context);
 }
 
 void run_groups(const FingerprintProblem& p, const Context& context) {

@@ -111,14 +111,13 @@ CutOperand::CutOperand(const Operand& operand, ListMemory& memory)
     : operand_(operand), ends_(operand.groups, operand.rows(), memory), sides_(memory) {
   // Those that an operand reads are not written.
   const Side all{const_cast<void*>(operand.data), const_cast<void*>(operand.scale), const_cast<float*>(operand.amax)};
+  const GroupedLayout layout{operand.spec, operand.direction, ends_, operand.cols(), operand.what};
   if (!operand.each.empty())
     sides_.assign(operand.each.begin(), operand.each.end());
   else if (is_one(operand.groups))
     sides_ = {all};
   else
-    sides_ =
-        sides_of({all, operand.room}, {operand.spec, operand.direction, ends_, operand.cols(), operand.what}, memory)
-            .sides;
+    sides_ = sides_of({all, operand.room}, layout, memory).sides;
 }
 
 Operand CutOperand::operator[](size_t group) const {
