@@ -278,7 +278,7 @@ def quantize(
         columnwise: whether to compute codes with blocks along M.
         seed: a 64-bit number, signed or unsigned, of the random stream (numerics.md 0.11), which both directions use. A
             spec with stochastic rounding needs a seed.
-        offset: the place in the random stream, as seed.
+        offset: the place in the random stream: a 64-bit number, signed or unsigned.
         scale: float32 [1]. Without the option `given`: multiplies x before the cast, instead of a scale from x's own
             amax; fp8_tensor only (numerics.md 1.5). With the option `given`, which needs it: the static scale, stored
             unchanged. It is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global`

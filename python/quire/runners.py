@@ -79,9 +79,8 @@ class MoERunner:
         w2: [E, H, I], as w13.
         w13_bias: [E, 2 I] or [E, I]. None: no bias.
         w2_bias: [E, H]. None: no bias.
-        w13_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E] or a list of E
-            numbers.
-        w2_input_scale: as w13_input_scale.
+        w13_input_scale: as for LinearRunner, for the input of w13; a number, or a tensor [E] or a list of E numbers.
+        w2_input_scale: the same for the input of w2.
         shared_w13: [2 Is, H], the first weight of an expert for all tokens, without routing probabilities. Its result
             is added (quire.MoE: shared_ffn_hidden_size=Is).
         shared_w2: [H, Is], the second one.
@@ -151,8 +150,9 @@ class PythonRunner:
         in_features: the number of features of x.
         out_features: the number of features of y.
         experts: 0: the runner is a linear layer. Otherwise it is a mixture of that many experts.
-        device: the device of the tensors; None: torch's default device. register() raises TypeError for arguments of a
-            wrong type.
+        device: the device of the tensors; None: torch's default device.
+
+    register() raises TypeError for arguments of a wrong type.
     """
 
     function: Callable[..., torch.Tensor]

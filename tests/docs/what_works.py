@@ -228,7 +228,7 @@ This page says which recipe works with which feature. It is made from the tables
 
 ## Recipes and features
 
-*All* are these: {rows}.
+*All* are these: {rows}. The last two are [custom recipes](custom-recipes.md#static-scales-of-activations).
 
 {features}
 

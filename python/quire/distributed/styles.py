@@ -122,7 +122,8 @@ class RowParallel(_Style):
     """A style for parallelize_module, like PyTorch's RowwiseParallel: it shards the inputs of a quire.Linear or
     torch.nn.Linear over the ranks of a mesh.
 
-    The weight becomes a DTensor Shard(1), the bias Replicate(). Raises the errors of ColumnParallel.
+    The weight becomes a DTensor Shard(1), the bias Replicate(). Raises the errors of ColumnParallel, and ValueError for
+    a LayerNormLinear or LayerNormMLP.
 
     Args:
         input_layouts: how x is sharded if it is a plain tensor. None: Shard(-1). A DTensor x has its own placements.

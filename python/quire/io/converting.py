@@ -13,7 +13,7 @@ from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect, meaning
 from quire.io.dialects import dialect_named
 from quire.io.layout import StoredWeight
-from quire.io.reading import Checkpoint, check_scale, opened
+from quire.io.reading import Checkpoint, check_missing, check_scale, opened
 from quire.io.writing import SaveReport, write_planned
 from quire.loading.float_mode import subnormals_kept
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
@@ -45,18 +45,21 @@ def convert(
         exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report
             lists what was lost, in ulps.
         requantize: a spec; the decoded values are quantized again, with another rounding. None: never.
-        missing_input_scale: as for read() and write().
-        scale: as for read() and write().
-        max_shard_size: as for read() and write().
-        overwrite: as for read() and write().
+        missing_input_scale: as for read().
+        scale: as for read().
+        max_shard_size: as for write().
+        overwrite: as for write().
 
     Returns:
         A SaveReport.
 
     Raises:
-        CheckpointError: with nothing written, if the dialect has no layout for a layer.
+        CheckpointError: with nothing written, if there is no such dialect, if it has no layout for a layer, if a layer
+            cannot be converted exactly and exact is True, and if dst exists.
+        ValueError: for another missing_input_scale, scale or max_shard_size, and for a requantize that is no spec.
     """
     check_type("quire.io.convert", str, to=to)
+    check_missing("quire.io.convert", missing_input_scale)
     check_scale("quire.io.convert", scale)
     checkpoint = Checkpoint(opened(src), missing_input_scale=missing_input_scale, scale=scale)
     target = dialect_named(to)

@@ -15,7 +15,7 @@ from quire.io.dialect import contents, is_kept
 from quire.io.fitting import Record, Ref, Target, fit, remember, unjoined
 from quire.io.joining import alternating, join, joined_input, joined_spec, of_one, of_weight
 from quire.io.layout import Layout, StoredWeight
-from quire.io.reading import MISSING, Checkpoint, check_scale, opened
+from quire.io.reading import Checkpoint, check_missing, check_scale, opened
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.linear import Linear
 from quire.nn.own_context import own_context
@@ -127,7 +127,8 @@ def load(
 
     Raises:
         CheckpointError: before the model is changed: for a checkpoint that read() refuses, names or shapes that do not
-            fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
+            fit, scales of tensors that are NaN, infinite or negative, and layers that cannot be joined.
+        ValueError: for another missing_input_scale or experts, and for a spec in activations that has `given`.
     """
     activations = _checked(model, activations, experts, missing_input_scale)
     check_scale("quire.io.load", scale)
@@ -180,12 +181,10 @@ def _contents(
 def _checked(model: object, activations: object, experts: object, missing_input_scale: object) -> str:
     """The canonical text of `activations`. Raises TypeError or ValueError for wrong arguments of load()."""
     check_type("quire.io.load", torch.nn.Module, model=model)
-    check_type("quire.io.load", str, activations=activations, missing_input_scale=missing_input_scale)
-    if missing_input_scale not in MISSING or experts not in ("auto", "none"):
-        raise ValueError(
-            f"quire.io.load: missing_input_scale must be one of {MISSING} and experts 'auto' or 'none', got "
-            f"{missing_input_scale!r} and {experts!r}"
-        )
+    check_type("quire.io.load", str, activations=activations)
+    check_missing("quire.io.load", missing_input_scale)
+    if experts not in ("auto", "none"):
+        raise ValueError(f"quire.io.load: experts must be 'auto' or 'none', got {experts!r}")
     if activations not in ("checkpoint", "none"):
         activations = QuantSpec(activations).text
         if "given" in activations.split(":"):

@@ -124,6 +124,13 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         return f"Checkpoint({str(self.container.path)!r}, {name}, {contents(len(self.groups), self.plain)})"
 
 
+def check_missing(what: str, missing_input_scale: object) -> None:
+    """Raises TypeError or ValueError for what is not one of MISSING."""
+    check_type(what, str, missing_input_scale=missing_input_scale)
+    if missing_input_scale not in MISSING:
+        raise ValueError(f"{what}: missing_input_scale must be one of {MISSING}, got {missing_input_scale!r}")
+
+
 def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float | None = None) -> Checkpoint:
     """Opens a checkpoint and returns a mapping, which reads one entry at a time.
 
@@ -132,7 +139,7 @@ def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float |
             (.gguf; of a model that llama.cpp has split, any of its files, or the folder) or a file of torch.save (.pt,
             .pth).
         missing_input_scale: what to do if a layer lacks the static scale of its input. "raise": raise an error.
-            "dynamic": its input_scale is None.
+            "dynamic" or "max": its input_scale is None.
         scale: None: a tensor of codes (FP8, FP4, E8M0, or a weight of bytes) without a scale is an error. 1: its codes
             are its values, as in a file whose tensors were only cast to FP8. It is a plain tensor of the mapping, in
             the dtype of the file.
@@ -147,9 +154,7 @@ def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float |
         ValueError: for another missing_input_scale or scale.
     """
     check_type("quire.io.read", str | Path, path=path)
-    check_type("quire.io.read", str, missing_input_scale=missing_input_scale)
-    if missing_input_scale not in MISSING:
-        raise ValueError(f"quire.io.read: missing_input_scale must be one of {MISSING}, got {missing_input_scale!r}")
+    check_missing("quire.io.read", missing_input_scale)
     check_scale("quire.io.read", scale)
     return Checkpoint(opened(path), missing_input_scale=missing_input_scale, scale=scale)
 

@@ -52,11 +52,13 @@ def te_states(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> dict[str
 
     Args:
         model: the model of quire whose layers get the states.
-        state_dict: of the same model in TransformerEngine. Only its entries `NAME._extra_state` are read. Layers
-            without a state are not in the result. Raises the CheckpointErrors of te_state(), and CheckpointError if a
-            state has another number of matmuls than the layer.
+        state_dict: of the same model in TransformerEngine. Only its entries `NAME._extra_state` are read.
+
+    Returns:
+        The state of each layer that has one, by the name of the layer.
 
     Raises:
+        CheckpointError: as te_state(), and if a state has another number of matmuls than the layer.
         ValueError: if an entry with a state belongs to no layer of the model.
     """
     states, layers = {}, {}

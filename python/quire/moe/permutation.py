@@ -41,7 +41,7 @@ def permute(
         x: float32, float16 or bfloat16, with first derivatives; or a QuantizedTensor, whose codes and scales are moved
             unchanged.
         topk_ids: int32 [T, k], the experts of each token. -1 is no expert.
-        num_experts: the number of experts.
+        num_experts: the number of experts. 0: unknown; then offsets of the result are empty.
         weights: float32 [T, k], multiply the rows (routing probabilities on the input); differentiable.
         num_rows: T * k by default; a smaller number must be enough for all rows.
 
@@ -49,8 +49,9 @@ def permute(
         A Permuted.
 
     Raises:
+        TypeError: for what is no tensor.
         RuntimeError: if an argument does not fit, on the CPU also for ids that are not experts.
-        NotImplementedError: for a QuantizedTensor whose rows share scales.
+        NotImplementedError: for a QuantizedTensor whose rows share scales, that needs a gradient or that has weights.
     """
     check_type("permute", torch.Tensor | QuantizedActivation, x=x)
     check_type("permute", torch.Tensor, topk_ids=topk_ids)
@@ -77,6 +78,10 @@ def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | No
         y: [num_rows, K], the rows of the experts.
         row_map: int32 [T, k], that of `permute`.
         weights: float32 [T, k]. None: 1.
+
+    Raises:
+        TypeError: for what is no tensor.
+        RuntimeError: if dtypes or sizes do not fit, on the CPU also for rows that y does not have.
     """
     check_type("unpermute", torch.Tensor, y=y, row_map=row_map)
     check_type_or_none("unpermute", torch.Tensor, weights=weights)

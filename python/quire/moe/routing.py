@@ -50,7 +50,8 @@ def route(
         score_function: "softmax" over the experts, or "sigmoid" or "sqrtsoftplus" of each logit.
         softmax_after_topk: experts are chosen by their logits, and the weights are the softmax of the chosen logits.
         renormalize: weights are divided by their sum.
-        expert_bias: [E], added to the scores only for the choice of experts. It has no gradient.
+        expert_bias: [E], float32, float16 or bfloat16, added to the scores only for the choice of experts. It has no
+            gradient.
         num_groups: the number of equal groups of consecutive experts. The score of a group is the sum over its
             group_best best experts. None: there are no groups.
         group_topk: how many groups a token chooses from.
@@ -169,6 +170,10 @@ def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     Args:
         topk_ids: int32 `[*, k]`. -1 is not counted.
         num_experts: the number of experts.
+
+    Raises:
+        TypeError: for what is no tensor.
+        RuntimeError: for ids that are not int32, on the CPU also for ids that are not experts.
     """
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
     _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)

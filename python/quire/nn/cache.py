@@ -89,7 +89,7 @@ def quantize_weights(
     The codes are stored in the order that matmuls of few tokens read fastest: interleaved (numerics.md 2.4), and on
     CUDA devices plain.
 
-    If a weight has changed in any other way (load_state_dict, .data, another optimizer), a forward pass raises
+    If a weight has changed otherwise than by the given optimizer (load_state_dict, .data), a forward pass raises
     RuntimeError until this function is called again: the forward pass compares the weight with a fingerprint. Weights
     that are quantized parameters are skipped. Moving or converting the model deletes the codes. Not available within a
     compiled function.

@@ -168,13 +168,16 @@ class Linear(ProductModule, torch.nn.Linear):
 
         Args:
             x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec.
-            is_first_microbatch: True quantizes the weight and keeps the codes, False uses them, None does neither.
+            is_first_microbatch: True quantizes the weight and keeps the codes, None does not keep them. False uses
+                kept codes; where there are none, it quantizes the weight as None does.
             fp8_output: whether the result is quantized under the recipe's spec for x.
             fp8_grad: whether the gradient of x is rounded to the recipe's format of gradients.
             output_spec: of a quantized result, a QuantizedTensor, or for backward a QuantizedActivation.
 
         Raises:
-            RuntimeError: if shapes or devices do not fit. TypeError, if dtypes do not.
+            RuntimeError: if shapes or devices do not fit; without a recipe, also if dtypes do not.
+            TypeError: if dtypes do not fit under a recipe.
+            ValueError: for an output_spec that is unknown or stochastic, and for fp8_output where x is not quantized.
         """
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:

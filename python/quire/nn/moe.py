@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from quire.autocast import is_batch_invariant_enabled
-from quire.checks import check_type, check_type_or_none, describe, errors_name
+from quire.checks import check_dense, check_type, check_type_or_none, describe, errors_name
 from quire.distributed import check_ranks
 from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, pack, plan, unpack, why_not
 from quire.distributed.parallel import Parallel
@@ -276,9 +276,9 @@ class MoE(ShownName, Float32Buffers):
             are.
         ep_dispatch: "values": rows are sent to experts in x's dtype. "codes": they are quantized before, and codes and
             scales are sent. Results have the same bits. "codes" needs a recipe under which each row of x has its own
-            scales: MXFP8, MXFP4, fp8_block with 1 x 128 blocks, or NVFP4 with row_scaled_activation. If experts are
-            trained, it also needs backward_override="dequantized", because gradients of weights otherwise use codes of
-            x in blocks of several tokens. Without a recipe, values are sent.
+            scales: MXFP8, MXFP4, fp8_block with 1 x 128 blocks, fp8_row, or NVFP4 with row_scaled_activation. If
+            experts are trained, it also needs backward_override="dequantized", because gradients of weights otherwise
+            use codes of x in blocks of several tokens. Without a recipe, values are sent.
         tp_group: a process group, or its name, over which each expert is sharded: fc1 by its outputs (gate and up each
             by itself), fc2 by its inputs, and shared experts likewise. All its ranks have the same tokens, and get the
             same y. Parameters are this rank's shards, under the names that they have in one process. With an ep_group
@@ -313,7 +313,7 @@ class MoE(ShownName, Float32Buffers):
         init_method: Callable[[torch.Tensor], object] | None = None,
         params_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | None = None,
         ep_group: "torch.distributed.ProcessGroup | str | None" = None,
         ep_capacity: int | None = None,
         ep_overflow: str = "raise",
@@ -362,7 +362,7 @@ class MoE(ShownName, Float32Buffers):
             return_routing: whether to return (y, quire.moe.Routing).
         """
         try:
-            if type(x) is not torch.Tensor:
+            if type(x) is not torch.Tensor or x.layout != torch.strided or x.is_nested or x.is_quantized:
                 _check_class(x)
             if x.dim() == 0 or x.shape[-1] != self.hidden_size:
                 raise RuntimeError(
@@ -505,6 +505,7 @@ def _check_class(x: object) -> None:
         raise NotImplementedError(
             f"quire.MoE: x is a DTensor with {x.placements}; pass this rank's tokens, x.to_local()"
         )
+    check_dense("quire.MoE", x=x)
 
 
 def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags: object) -> None:

@@ -105,14 +105,15 @@ class _Norm(ShownName):
 class LayerNorm(_Norm):
     """y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions (numerics.md 11.2).
 
+    If each rank has some of the tokens (sequence parallelism), the gradients of weight and bias are sums over this
+    rank's tokens: reduce them over the group. quire.te.LayerNorm takes `sequence_parallel`, which marks its parameters
+    for frameworks that do so.
+
     Args:
         normalized_shape: the sizes of the last dimensions, over which it normalizes.
         eps: is added to the variance.
         params_dtype: the dtype of the parameters. None: torch's default.
-        zero_centered_gamma: the factor is weight + 1, and weight starts at 0. If each rank has some of the tokens
-            (sequence parallelism), the gradients of weight and bias are sums over this rank's tokens: reduce them over
-            the group. quire.te.LayerNorm takes `sequence_parallel`, which marks its parameters for frameworks that do
-            so.
+        zero_centered_gamma: the factor is weight + 1, and weight starts at 0.
         device: the device of the parameters. None: torch's default.
         dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
 

@@ -94,8 +94,8 @@ class Recipe:
     Two recipes of one class and text are equal for a compiled graph, because a layer reads only the text.
 
     Attributes:
-        input_spec: the canonical texts of the specs for x and w.
-        weight_spec: the canonical texts of the specs for x and w.
+        input_spec: the canonical text of the spec for x.
+        weight_spec: the canonical text of the spec for w.
         stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
         specs: specs_for() without options.
         batch_invariant_specs: the same within quire.batch_invariant.

@@ -150,6 +150,7 @@ TAKE_A_TENSOR = {
     "LayerNormLinear": quire.autocast()(quire.LayerNormLinear(32, 16)),
     "LayerNormMLP": quire.autocast()(quire.LayerNormMLP(32, 64)),
     "GroupedLinear": quire.autocast()(lambda t: quire.GroupedLinear(2, 32, 16)(t, [2, 2])),
+    "MoE": quire.MoE(32, 64, 2, 1),
 }
 
 
