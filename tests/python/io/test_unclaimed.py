@@ -120,6 +120,18 @@ def test_other_scales_than_1_are_refused(tmp_path):
                 call(wrong)
 
 
+def test_other_ways_to_take_a_missing_static_scale_are_refused(tmp_path):
+    source = Files({"a.weight": torch.ones(64, 64)}).write(tmp_path)
+    for wrong, error in (("zero", ValueError), (None, TypeError)):
+        for call in (
+            lambda missing: io.read(source, missing_input_scale=missing),
+            lambda missing: io.load(model(), source, missing_input_scale=missing),
+            lambda missing: io.convert(source, tmp_path / "b", to="quire", missing_input_scale=missing),
+        ):
+            with pytest.raises(error, match=r"^quire\.io\.\w+: missing_input_scale must be"):
+                call(wrong)
+
+
 def test_a_file_that_was_cast_to_fp8_can_be_quantized(tmp_path, capsys):
     small = every_byte(64, 64) % 0x60  # no NaN
     source = Files({"a.weight": small.view(E4M3), "b.weight": torch.ones(64)}).write(tmp_path / "a")
