@@ -292,8 +292,10 @@ WAYS = {
         one_graph=True,
         rounds=True,
     ),
-    "offloaded": Way(lambda model, _: offloaded(model)),
-    "fullgraph, offloaded": Way(lambda model, setting: offloaded(setting.compiler(model)), after=0, one_graph=True),
+    "activation offloading": Way(lambda model, _: offloaded(model)),
+    "fullgraph, activation offloading": Way(
+        lambda model, setting: offloaded(setting.compiler(model)), after=0, one_graph=True
+    ),
     "compiled autograd": Way(lambda model, _: model, after=0, backward=compiled_autograd),
     "deepcopy": Way(lambda model, _: copy.deepcopy(model)),
     "pickle": Way(lambda model, _: pickle.loads(pickle.dumps(model))),
