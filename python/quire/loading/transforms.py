@@ -40,7 +40,11 @@ def register() -> None:
 def _save_by_reference(states: list[torch.Tensor]) -> None:
     """Marks the states among the inputs of a graph that AOTAutograd traces. It then keeps them for backward as it keeps
     what an autograd.Function stores on its ctx, and not by save_for_backward: no hook gives backward a copy, in which
-    its writes would be lost, and no version is compared, because states change between forward and backward."""
+    its writes would be lost, and no version is compared, because states change between forward and backward. Compiled
+    autograd knows only what save_for_backward saved: with torch._dynamo.config.compiled_autograd nothing is marked."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.config.compiled_autograd:
+        return
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
     for state in () if mode is None else filter(torch.is_tensor, states):  # an absent one is None
         while torch._C._functorch.is_functorch_wrapped_tensor(state):

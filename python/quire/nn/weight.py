@@ -48,10 +48,10 @@ def quantized_model_init(
     class QuantizedTensor under the recipe's spec for w (with single_grouped_weight a QuantizedStack). No copy in high
     precision is kept. Per thread.
 
-    Of PyTorch's parallel engines, DistributedDataParallel accepts such weights. Its first broadcast decodes those that
-    have no master weights: all ranks get the first rank's weights, rounded once more. If the ranks start with equal
-    weights, init_sync=False avoids this. fully_shard raises NotImplementedError, except for weights with
-    keep_master that quire.distributed.gather_codes has prepared.
+    Of PyTorch's parallel engines, DistributedDataParallel accepts such weights. In its first broadcast all ranks get
+    the first rank's weights: master weights rounded to the parameter's dtype, others rounded once more. If the ranks
+    start with equal weights, init_sync=False avoids this. fully_shard raises NotImplementedError, except for weights
+    with keep_master that quire.distributed.gather_codes has prepared.
 
     Weights are quantized in both directions if grad is enabled, else (for inference) only rowwise.
 

@@ -77,11 +77,11 @@ class Window:
         if self.dtype != self.base.dtype:
             if values.dtype != self.base.dtype:
                 raise RuntimeError(
-                    f"QuantizedTensor: a view in {self.dtype} of a tensor in {self.base.dtype} cannot be written to, "
-                    f"since its master is in {values.dtype}; write to a view in the tensor's own dtype"
+                    f"QuantizedTensor: a view in {self.dtype} of a tensor in {self.base.dtype} cannot take part "
+                    f"in a write, since its master is in {values.dtype}; use a view in the tensor's own dtype"
                 )
             values = values.view(-1).view(self.dtype)
-        return values.as_strided(self.size, self.stride, self.offset)
+        return values.as_strided(self.size, self.stride, values.storage_offset() + self.offset)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """torch.Tensor.__deepcopy__ copies all attributes, but the copy of a view is no view."""
@@ -146,7 +146,7 @@ class DecodedView(torch.Tensor):
         return self._plain().__reduce_ex__(protocol)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The decoded values, read-only: a write to them would not reach the quantized tensor. Raises TypeError for a
+        """The values, read-only: a write to them would not reach the quantized tensor. Raises TypeError for a
         view in another dtype: tools make one to write the bits of values to a file."""
         if self.dtype != self.base.dtype:
             raise TypeError(
@@ -158,7 +158,7 @@ class DecodedView(torch.Tensor):
         return array
 
     def tolist(self) -> Any:
-        """The decoded values as Python numbers."""
+        """The values as Python numbers."""
         return self._plain().tolist()
 
     def data_ptr(self) -> NoReturn:

@@ -22,7 +22,15 @@ from quire.tensor.buffers import DTYPES, at_least_one
 from quire.tensor.decoded import DecodedView, Window, each
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import TILES
-from quire.tensor.writes import undeclared_writes, values_of, write, write_undeclared, written_arguments
+from quire.tensor.writes import (
+    is_matmul,
+    master_of,
+    undeclared_writes,
+    values_of,
+    write,
+    write_undeclared,
+    written_arguments,
+)
 
 if TYPE_CHECKING:
     from quire.tensor.stack import QuantizedStack
@@ -31,13 +39,6 @@ aten = torch.ops.aten
 P = ParamSpec("P")
 R = TypeVar("R")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-#: Matmuls of PyTorch. They decode the codes of a weight that has a master too, as layers do.
-_MATMULS = {
-    *(aten.linear.default, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
-    *(aten.mv.default, aten.addmv.default, aten._grouped_mm.default),
-}
-#: What a matmul of PyTorch calls with its weight; F.linear transposes it first.
-_OF_MATMULS = (aten.linear.default, aten.t.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,17 +75,25 @@ def _of_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if operator in _OF_MATMULS and not _CALLER.is_layer and torch._C._current_graph_task_id() == -1:
+    of_codes = is_matmul(operator)
+    of_matmul = of_codes or operator is aten.t.default  # which F.linear calls for its weight
+    if of_matmul and not _CALLER.is_layer and torch._C._current_graph_task_id() == -1:
         _tell_decoding()  # not in backward: the forward pass has, unless a layer made it
-
-    of_codes = operator in _MATMULS
+    masters: set[int] = set()  # the memory of those that are read
 
     def read(argument: Any) -> Any:
-        values = values_of(argument, of_codes)
-        return values.clone() if operator.is_view and values is not argument else values  # no view of a master
+        if not of_codes and (master := master_of(argument)) is not None:
+            masters.add(master.untyped_storage()._cdata)
+        return values_of(argument, of_codes)
+
+    def apart(result: Any) -> Any:
+        """Not every schema says that a result may be an argument or a view of one."""
+        dense = isinstance(result, torch.Tensor) and result.layout == torch.strided and not result.is_nested
+        return result.clone() if dense and result.untyped_storage()._cdata in masters else result
 
     named = {name: each(read, value) for name, value in kwargs.items()}
-    return operator(*each(read, args), **named)
+    result = operator(*each(read, args), **named)
+    return each(apart, result) if masters else result
 
 
 def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -19,7 +19,26 @@ from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
 
 Written = tuple[tuple[int, str], ...]
+#: Matmuls of PyTorch, all overloads. They decode the codes of a weight that has a master too, as layers do. In
+#: inference mode those that consist of others come as they are.
+_MATMULS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("linear", "matmul", "mm", "addmm", "_addmm_activation", "bmm", "addbmm", "baddbmm", "mv", "addmv", "dot"),
+        *("inner", "tensordot", "einsum", "bilinear", "_trilinear", "_grouped_mm", "chain_matmul"),
+        *("linalg_matmul", "linalg_multi_dot"),
+    )
+)
 _KINDS = (QuantizedTensor, DecodedView)
+
+
+def is_matmul(operator: Any) -> bool:
+    return operator._schema.name.rstrip("_") in _MATMULS
+
+
+def master_of(argument: Any) -> torch.Tensor | None:
+    """The master of a quantized argument, or of the tensor that it is a view of; None if there is none."""
+    return _window(argument)[1].master if isinstance(argument, _KINDS) else None
 
 
 def values_of(argument: Any, of_codes: bool = False) -> Any:
@@ -46,7 +65,7 @@ def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[s
         return _write_one_by_one(operator, written, args, kwargs)
     # Operators that change a tensor's form may fail after they have changed that of a master.
     names = [name for _, name in written]
-    values = _Values(apart="out" in names or torch.Tag.inplace_view in operator.tags)
+    values = _Values("out" in names or torch.Tag.inplace_view in operator.tags, is_matmul(operator))
     new_args, new_kwargs = list(args), dict(kwargs)
     for position, name in written:  # first, so that add_(q, q) finds one value for both
         place, key = (new_args, position) if position < len(args) else (new_kwargs, name)

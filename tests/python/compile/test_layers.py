@@ -283,3 +283,16 @@ def test_compiled_autograd_gives_the_same_bits(make_layer, make_x, step, recipe,
     expected = step(layer, x, recipe)
     with torch._dynamo.compiled_autograd._enable(lambda graph: compiler(graph)):
         assert step(layer, x, recipe) == expected
+
+
+@pytest.mark.parametrize("recipe", [NVFP4BlockScaling(), DelayedScaling()], ids=["nvfp4", "delayed"])
+def test_a_compiled_layer_may_have_a_backward_pass_of_compiled_autograd(recipe, make_layer, make_x, step, compiler):
+    layer, x = make_layer(), make_x(40, 96)
+    expected, counter = step(layer, x, recipe), layer.sr_state[1].clone()
+    amax = layer.delayed.bwd_amax.clone()
+    layer.sr_state[1] = 0
+    layer.delayed.reset(None)
+    context = torch._dynamo.compiled_autograd._enable(lambda graph: compiler(graph))
+    with torch._dynamo.config.patch(compiled_autograd=True), context:
+        assert step(layer, x, recipe, compiler(layer)) == expected
+    assert layer.sr_state[1] == counter and torch.equal(layer.delayed.bwd_amax, amax)

@@ -214,7 +214,7 @@ WITHOUT_NUMBERS = {
     "debug_count", "debug_count_for", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
     "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note",
     "forget_agreed", "in_backward",
-    "isas", "kernel_tables", "next_caller", "raise_reported", "sent_by_gloo",
+    "isas", "kernel_tables", "next_caller", "raise_reported", "saved_states", "sent_by_gloo",
     "runner_call_python", "runner_dropped_functions", "runner_list", "runner_register_linear", "runner_register_moe",
     "runner_register_python", "runner_take", "runner_unregister", "spec_families", "spec_grammar", "tie",
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",

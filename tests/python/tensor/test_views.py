@@ -92,6 +92,66 @@ def test_a_view_of_a_stack_writes_to_its_matrices():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_of_a_matrix_of_a_stack_are_those_of_its_own_master(dtype):
+    with quire.quantized_model_init(recipe="mxfp8", keep_master=True):
+        layer = quire.GroupedLinear(3, COLUMNS, 64, bias=False, single_grouped_weight=True, params_dtype=dtype)
+    stack = layer.weight.detach()
+    exact = stack.master.clone()
+    for i in range(3):
+        for view in (lambda t: t.t(), lambda t: t[:, 3:7], lambda t: t.view(-1)):
+            assert torch.equal(view(stack[i]) + 0, view(exact[i]).to(dtype))
+    assert torch.equal(stack[1:].transpose(1, 2) + 0, exact[1:].transpose(1, 2).to(dtype))
+    stack[2].view(-1)[:5].fill_(7.0)
+    exact[2].view(-1)[:5].fill_(7.0)
+    assert torch.equal(stack.master, exact)
+    assert same(stack[2], quire.quantize(exact[2], stack.spec_text, columnwise=True))
+
+
+MATMULS = {
+    "matmul": lambda x, w: torch.matmul(x, w.t()),
+    "linear": torch.nn.functional.linear,
+    "einsum": lambda x, w: torch.einsum("tk,nk->tn", x, w),
+    "inner": torch.inner,
+    "out": lambda x, w: torch.mm(x, w.t(), out=torch.empty(len(x), len(w))),
+    "addmm_": lambda x, w: torch.zeros(len(x), len(w)).addmm_(x, w.t()),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("guard", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("multiply", MATMULS.values(), ids=MATMULS)
+def test_matmuls_decode_the_codes_beside_a_master(multiply, guard):
+    q = quire.quantize(values(64, 96), "nvfp4:16x16", columnwise=True)
+    x, q.master = values(8, 96, seed=1), values(64, 96)
+    with guard():
+        y = multiply(x, q)
+    torch.testing.assert_close(y, x @ q.dequantize().t())  # masters differ by much more than sums
+
+
+RETURNING = {
+    "unsafe_chunk": lambda t: torch.unsafe_chunk(t, 2)[0],
+    "_unsafe_view": lambda t: torch.ops.aten._unsafe_view(t, [-1]),
+    "lift": lambda t: torch.ops.aten.lift(t),
+    "dropout": lambda t: torch.nn.functional.dropout(t, 0.5, training=False),
+    "expand": lambda t: t.expand(2, *t.shape),
+    "type_as": lambda t: t.t().type_as(torch.ones(1)),
+    "to_dense": lambda t: t.to_dense(),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("function", RETURNING.values(), ids=RETURNING)
+def test_no_result_is_the_memory_of_a_master(function, guard):
+    with guard():
+        q = quire.quantize(values(64, 96), "mxfp8", columnwise=True)
+        q.master = values(64, 96)
+        result = function(q)
+        kinds = (QuantizedTensor, quire.tensor.decoded.DecodedView)
+        assert isinstance(result, kinds) or result.untyped_storage().data_ptr() != q.master.data_ptr()
+
+
 COMPILED = ["a row", "rows", "a row of the transpose", "flat", "an item", "a copy within", "out"]
 
 
