@@ -19,7 +19,6 @@ int64_t cost_of(const QuantizeProblem& p) { return times(p.x.rows, p.x.cols); }
 int64_t cost_of(const AmaxProblem& p) { return times(p.x.rows, p.x.cols); }
 int64_t cost_of(const DequantizeProblem& p) { return times(p.rows, p.cols); }
 int64_t cost_of(const ActivationProblem& p) { return times(p.x.rows, p.x.cols); }
-int64_t cost_of(const ActivationGradProblem& p) { return times(p.x.rows, p.x.cols); }
 int64_t cost_of(const ColumnSumProblem& p) { return times(p.x.rows, p.x.cols); }
 /// A product of few rows takes as long as reading its columns.
 int64_t cost_of(const GemmProblem& p) { return times(times(p.out.rows + 8, p.out.cols), p.a.contraction); }
