@@ -22,15 +22,8 @@ from quire.tensor.buffers import DTYPES, at_least_one
 from quire.tensor.decoded import DecodedView, Window, each
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import TILES
-from quire.tensor.writes import (
-    is_matmul,
-    master_of,
-    undeclared_writes,
-    values_of,
-    write,
-    write_undeclared,
-    written_arguments,
-)
+from quire.tensor.values import Values, is_matmul
+from quire.tensor.writes import undeclared_writes, write, write_undeclared, written_arguments
 
 if TYPE_CHECKING:
     from quire.tensor.stack import QuantizedStack
@@ -79,21 +72,11 @@ def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     of_matmul = of_codes or operator is aten.t.default  # which F.linear calls for its weight
     if of_matmul and not _CALLER.is_layer and torch._C._current_graph_task_id() == -1:
         _tell_decoding()  # not in backward: the forward pass has, unless a layer made it
-    masters: set[int] = set()  # the memory of those that are read
-
-    def read(argument: Any) -> Any:
-        if not of_codes and (master := master_of(argument)) is not None:
-            masters.add(master.untyped_storage()._cdata)
-        return values_of(argument, of_codes)
-
-    def apart(result: Any) -> Any:
-        """Not every schema says that a result may be an argument or a view of one."""
-        dense = isinstance(result, torch.Tensor) and result.layout == torch.strided and not result.is_nested
-        return result.clone() if dense and result.untyped_storage()._cdata in masters else result
-
-    named = {name: each(read, value) for name, value in kwargs.items()}
-    result = operator(*each(read, args), **named)
-    return each(apart, result) if masters else result
+    values = Values(of_codes=of_codes)
+    with torch.no_grad():  # gradients pass through the arguments, which autograd knows
+        args = each(values.to_read, args)
+        kwargs = {name: each(values.to_read, value) for name, value in kwargs.items()}
+    return each(values.apart_from_masters, operator(*args, **kwargs))
 
 
 def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

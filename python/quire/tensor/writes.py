@@ -13,44 +13,13 @@ from typing import Any
 import torch
 
 from quire.tensor.buffers import spec_of
-from quire.tensor.decoded import DecodedView, Window, each
+from quire.tensor.decoded import DecodedView, each
 from quire.tensor.order import in_order, is_interleaved, kept_directions, reordered, same_codes
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
+from quire.tensor.values import KINDS, Values, is_matmul
 
 Written = tuple[tuple[int, str], ...]
-#: Matmuls of PyTorch, all overloads. They decode the codes of a weight that has a master too, as layers do. In
-#: inference mode those that consist of others come as they are.
-_MATMULS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("linear", "matmul", "mm", "addmm", "_addmm_activation", "bmm", "addbmm", "baddbmm", "mv", "addmv", "dot"),
-        *("inner", "tensordot", "einsum", "bilinear", "_trilinear", "_grouped_mm", "chain_matmul"),
-        *("linalg_matmul", "linalg_multi_dot"),
-    )
-)
-_KINDS = (QuantizedTensor, DecodedView)
-
-
-def is_matmul(operator: Any) -> bool:
-    return operator._schema.name.rstrip("_") in _MATMULS
-
-
-def master_of(argument: Any) -> torch.Tensor | None:
-    """The master of a quantized argument, or of the tensor that it is a view of; None if there is none."""
-    return _window(argument)[1].master if isinstance(argument, _KINDS) else None
-
-
-def values_of(argument: Any, of_codes: bool = False) -> Any:
-    """The values of a quantized argument in its dtype, for reading: the master's if there is one, else the decoded
-    ones. Any other argument unchanged. May share the master's memory. of_codes: the decoded ones in any case."""
-    with torch.no_grad():  # the gradient passes through the argument, which autograd knows
-        return _Values(of_codes=of_codes).to_read(argument)
-
-
-def exact_values(argument: QuantizedTensor | DecodedView) -> torch.Tensor:
-    """The values with which a write to the argument begins: the master's if there is one."""
-    return _Values().to_write(argument)
 
 
 def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,13 +28,13 @@ def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[s
     if operator is torch.ops.aten.copy_.default:
         if _copy_codes(*args[:2]):
             return args[0]
-        if isinstance(args[1], QuantizedTensor) and not isinstance(args[0], _KINDS) and args[1].master is None:
+        if isinstance(args[1], QuantizedTensor) and not isinstance(args[0], KINDS) and args[1].master is None:
             tell_decoding(args[1].spec_text)
     if operator.name().startswith("aten::_fused_"):
         return _write_one_by_one(operator, written, args, kwargs)
     # Operators that change a tensor's form may fail after they have changed that of a master.
     names = [name for _, name in written]
-    values = _Values("out" in names or torch.Tag.inplace_view in operator.tags, is_matmul(operator))
+    values = Values("out" in names or torch.Tag.inplace_view in operator.tags, is_matmul(operator))
     new_args, new_kwargs = list(args), dict(kwargs)
     for position, name in written:  # first, so that add_(q, q) finds one value for both
         place, key = (new_args, position) if position < len(args) else (new_kwargs, name)
@@ -79,99 +48,6 @@ def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[s
     if values.changed_form(operator) or torch.Tag.inplace_view not in operator.tags:
         values.store()
     return each(values.back, result)
-
-
-class _Values:
-    """The plain tensors that stand for the quantized ones in one call. apart: masters are copied first. of_codes:
-    masters are not read."""
-
-    def __init__(self, apart: bool = False, of_codes: bool = False) -> None:
-        self._apart, self._of_codes = apart, of_codes
-        self.bases: dict[Any, tuple[QuantizedTensor, torch.Tensor]] = {}  # by memory: what is written, and its values
-        self._plain: dict[int, torch.Tensor] = {}  # by id of what they stand for
-        self._written: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = []
-
-    def to_write(self, argument: Any) -> Any:
-        """Replaces an argument that is written by plain values, which are quantized afterwards."""
-        if not isinstance(argument, _KINDS):
-            return argument
-        if id(argument) not in self._plain:
-            window, base = _window(argument)
-            memory = _memory(base)
-            if memory not in self.bases:
-                base.check_writable()
-                new = base.dequantize() if base.master is None else base.master
-                self.bases[memory] = base, new.clone() if self._apart and base.master is not None else new
-            new = _shaped(self.bases[memory][1], base)
-            plain = self._plain[id(argument)] = new if window is None else window.of(new)
-            self._written.append((argument, plain, _geometry(plain)))
-        return self._plain[id(argument)]
-
-    def to_read(self, argument: Any) -> Any:
-        """Replaces an argument that is only read by plain values. If a master is written, masters are read too, without
-        rounding them to the nominal dtype."""
-        if not isinstance(argument, _KINDS):
-            return argument
-        if id(argument) not in self._plain:
-            window, base = _window(argument)
-            exact = any([written.master is not None for written, _ in self.bases.values()])
-            if (memory := _memory(base)) in self.bases:
-                new = _shaped(self.bases[memory][1], base)
-            elif base.master is not None and not self._of_codes:
-                new = base.master if exact else base.master.to(base.dtype)
-            else:
-                new = base.dequantize()
-            self._plain[id(argument)] = new if window is None else window.of(new)
-        return self._plain[id(argument)]
-
-    def changed_form(self, operator: Any) -> bool:
-        """Whether an operator gave an argument other strides or another memory. Raises RuntimeError, before anything is
-        stored, where that cannot be done to the tensor that the argument stands for."""
-        changed = False
-        for argument, plain, geometry in self._written:
-            other = _geometry(plain) != geometry
-            whole = isinstance(argument, QuantizedTensor) and not argument.is_part
-            if plain.shape != argument.shape or (other and not whole):
-                raise RuntimeError(
-                    f"{operator} would give a {type(argument).__name__} of shape {list(argument.shape)} the shape "
-                    f"{list(plain.shape)} and the strides {list(plain.stride())}; it keeps its shape. Use an operator "
-                    "that returns a new tensor"
-                )
-            changed |= other
-        return changed
-
-    def store(self) -> None:
-        """Quantizes what was written. It is not called for operators that change no value, such as resize_, because
-        quantizing decoded values again can change codes."""
-        for base, new in self.bases.values():
-            base.store(new, scale=base.given_scale)
-
-    def back(self, result: Any) -> Any:
-        """The argument whose values the operator returned, in place of these values."""
-        return next((argument for argument, plain, _ in self._written if plain is result), result)
-
-
-def _window(argument: QuantizedTensor | DecodedView) -> tuple[Window | None, QuantizedTensor]:
-    """The tensor whose storage an argument shares, and where in it the argument lies; None for all of it."""
-    window = argument.window
-    return window, argument if window is None else window.base
-
-
-def _shaped(values: torch.Tensor, base: QuantizedTensor) -> torch.Tensor:
-    """The values in the shape of `base`: a tensor with the same memory can have other leading sizes."""
-    return values if values.shape == base.shape else values.view(base.shape)
-
-
-def _memory(base: QuantizedTensor) -> Any:
-    """A key that is equal for tensors that share their codes, such as results of detach() and views of all rows."""
-    data = next(iter(base.buffers().values()))
-    if type(data) is not torch.Tensor or data.is_meta or data.numel() == 0:
-        return id(base)
-    return data.device, data.data_ptr(), base.dtype
-
-
-def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage()._cdata
 
 
 def _of_one_dtype(args: list[Any]) -> list[Any]:
@@ -194,14 +70,14 @@ def _write_one_by_one(operator: Any, written: Written, args: tuple[Any, ...], kw
     for i in range(count):
         call = dict(zip(schema, args, strict=False)) | kwargs
         call = {name: value[i : i + 1] if isinstance(value, list | tuple) else value for name, value in call.items()}
-        if isinstance(call[schema[0]][0], _KINDS):
+        if isinstance(call[schema[0]][0], KINDS):
             _fused_step(operator, call, names)
         else:
             operator(**call)
 
 
 def _fused_step(operator: Any, call: dict[str, Any], written: set[str]) -> None:
-    values, first = _Values(), next(iter(call))
+    values, first = Values(), next(iter(call))
     argument = call[first][0]
     plain = values.to_write(argument)
 
@@ -322,6 +198,7 @@ def write_undeclared(operator: Any, names: tuple[str, ...], args: tuple[Any, ...
     Raises TypeError for a collective that would write to a QuantizedTensor: it cannot know what the other processes
     send."""
     copies: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+    values = Values()
 
     def to_write(argument: Any) -> Any:
         if not isinstance(argument, QuantizedTensor | DecodedView):
@@ -329,13 +206,13 @@ def write_undeclared(operator: Any, names: tuple[str, ...], args: tuple[Any, ...
         check_received(operator, argument)
         # A collective of several processes takes values of the nominal dtype; others keep what a master has.
         collective = _COLLECTIVE.match(operator._schema.name)
-        plain = (values_of(argument) if collective else exact_values(argument)).clone()
+        plain = (values.to_read(argument) if collective else Values().to_write(argument)).clone()
         copies.append((argument, plain, plain.clone()))
         return plain
 
     schema = [argument.name for argument in operator._schema.arguments]
     call = dict(zip(schema, args, strict=False)) | kwargs
-    call = {name: each(to_write if name in names else values_of, value) for name, value in call.items()}
+    call = {name: each(to_write if name in names else values.to_read, value) for name, value in call.items()}
     with torch.no_grad():
         result = operator(**call)
         _wait(result)
