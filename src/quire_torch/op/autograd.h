@@ -61,9 +61,10 @@ template <class Saved>
     if constexpr (std::same_as<T, StateList>)
       for (const at::Tensor& t : (saved.*(field.kMember)).tensors) states.push_back(t);
   });
+  if (states.empty()) return;
   constexpr auto kPythons = c10::DispatchKey::CompositeExplicitAutograd;
   const auto found = c10::Dispatcher::singleton().findSchema({"quire::saved_states", ""});
-  if (states.empty() || !found || !found->hasKernelForDispatchKey(kPythons)) return;
+  if (!found || !found->hasKernelForDispatchKey(kPythons)) return;
   Stack stack{states};
   found->callBoxedForDispatchKey(kPythons, stack);  // past the modes that trace
 }

@@ -46,13 +46,12 @@ template std::array<op::Result<int64_t>, 1> RouteBwd::results<int64_t>(const Arg
 template std::array<op::Result<c10::SymInt>, 1> RouteBwd::results<c10::SymInt>(const Args&);
 
 void RouteBwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
-  for (const at::Tensor* t : {&a.dweights, &a.topk_ids}) {
-    auto expected = a.logits.sizes().vec();
-    expected.back() = a.routing->topk;
-    quire::check(t->sizes() == expected && t->scalar_type() == (t == &a.dweights ? at::kFloat : at::kInt),
-                 "route_bwd: dweights and topk_ids must be float32 and int32 ", at::IntArrayRef(expected), ", got ",
-                 t->scalar_type(), " ", t->sizes());
-  }
+  auto chosen = a.logits.sizes().vec();
+  chosen.back() = a.routing->topk;
+  for (const auto& [t, dtype] : {std::pair(a.dweights, at::kFloat), std::pair(a.topk_ids, at::kInt)})
+    quire::check(t.sizes() == chosen && t.scalar_type() == dtype,
+                 "route_bwd: dweights and topk_ids must be float32 and int32 ", at::IntArrayRef(chosen), ", got ",
+                 t.scalar_type(), " ", t.sizes());
   const MatrixView logits(a.logits, "route_bwd: logits");
   const at::Tensor dweights = a.dweights.contiguous(), ids = a.topk_ids.contiguous();
   quire::route_grad({.routing = *a.routing,
