@@ -29,10 +29,9 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
     recipe; empty if none has.
 
     The tensors are float32: scale_fwd [3] (of x, w and y), scale_bwd [2] (of dy and dx), which multiply values before
-    they are rounded (numerics.md 1.5), amax_history_fwd [L, 3] and
-    amax_history_bwd [L, 2]. Row 0 of a history has the amaxes that were collected since the last step (numerics.md
-    1.4). "rule" is the recipe as text. A GroupedLinear with E groups has E columns in place of each. torch.save and
-    torch.load(weights_only=True) accept the result.
+    they are rounded (numerics.md 1.5), amax_history_fwd [L, 3] and amax_history_bwd [L, 2]. Row 0 of a history has the
+    amaxes that were collected since the last step (numerics.md 1.4). "rule" is the recipe as text. A GroupedLinear with
+    E groups has E columns in place of each. torch.save and torch.load(weights_only=True) accept the result.
 
     Args:
         model: a model with layers of quire.

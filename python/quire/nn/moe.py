@@ -363,7 +363,7 @@ class MoE(ShownName, Float32Buffers):
         """
         try:
             if type(x) is not torch.Tensor or x.layout != torch.strided or x.is_nested or x.is_quantized:
-                _check_class(x)
+                _check_kind(x)
             if x.dim() == 0 or x.shape[-1] != self.hidden_size:
                 raise RuntimeError(
                     f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
@@ -499,7 +499,7 @@ def _check_exchange(capacity: int | None, overflow: str, dispatch: str, sharded:
         raise ValueError(f"quire.MoE: ep_dispatch must be 'values' or 'codes', got {dispatch!r}")
 
 
-def _check_class(x: object) -> None:
+def _check_kind(x: object) -> None:
     check_type("quire.MoE", torch.Tensor, x=x)
     if is_dtensor(x):
         raise NotImplementedError(

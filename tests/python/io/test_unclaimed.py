@@ -108,28 +108,24 @@ def test_a_parameter_gets_no_codes_and_no_counts(dtype, tmp_path):
     assert caught.value.tensor == "a.weight" and torch.equal(layer["a"].weight, before)
 
 
-def test_other_scales_than_1_are_refused(tmp_path):
-    source = Files({"a.weight": codes(E4M3)}).write(tmp_path)
-    for wrong, error in ((0.5, ValueError), (0, ValueError), (True, ValueError), ("1", TypeError)):
-        for call in (
-            lambda scale: io.read(source, scale=scale),
-            lambda scale: io.load(model(), source, scale=scale),
-            lambda scale: io.convert(source, tmp_path / "b", to="quire", scale=scale),
-        ):
-            with pytest.raises(error, match=r"^quire\.io\.\w+: scale must be"):
-                call(wrong)
-
-
-def test_other_ways_to_take_a_missing_static_scale_are_refused(tmp_path):
-    source = Files({"a.weight": torch.ones(64, 64)}).write(tmp_path)
-    for wrong, error in (("zero", ValueError), (None, TypeError)):
-        for call in (
-            lambda missing: io.read(source, missing_input_scale=missing),
-            lambda missing: io.load(model(), source, missing_input_scale=missing),
-            lambda missing: io.convert(source, tmp_path / "b", to="quire", missing_input_scale=missing),
-        ):
-            with pytest.raises(error, match=r"^quire\.io\.\w+: missing_input_scale must be"):
-                call(wrong)
+@pytest.mark.parametrize(
+    ("option", "wrong", "error"),
+    [
+        *[("scale", wrong, ValueError) for wrong in (0.5, 0, True)],
+        ("scale", "1", TypeError),
+        ("missing_input_scale", "zero", ValueError),
+        ("missing_input_scale", None, TypeError),
+    ],
+)
+def test_other_ways_to_take_a_scale_that_is_missing_are_refused(option, wrong, error, tmp_path):
+    source, given = Files({"a.weight": codes(E4M3)}).write(tmp_path), {option: wrong}
+    for call in (
+        lambda: io.read(source, **given),
+        lambda: io.load(model(), source, **given),
+        lambda: io.convert(source, tmp_path / "b", to="quire", **given),
+    ):
+        with pytest.raises(error, match=rf"^quire\.io\.\w+: {option} must be"):
+            call()
 
 
 def test_a_file_that_was_cast_to_fp8_can_be_quantized(tmp_path, capsys):
