@@ -95,8 +95,7 @@ void check_problem(const PermutedDotProblem& p) {
   check_matrix("unpermute_dot", "permuted", p.permuted);
   check_matrix("unpermute_dot", "tokens", p.tokens);
   check_tokens("unpermute_dot", "tokens", p.tokens, p.map);
-  check(p.tokens.cols == p.permuted.cols, p.kOp, ": x and y must have the same columns; got ", p.tokens.cols, " and ",
-        p.permuted.cols, "; slice or pad one");
+  check_shape("unpermute_dot", "permuted", p.permuted, p.permuted.rows, p.tokens.cols);
   check_memory("unpermute_dot", "to", p.to, p.map.tokens * p.map.slots);
 }
 

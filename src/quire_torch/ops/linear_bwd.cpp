@@ -127,13 +127,11 @@ void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& co
       x.emplace(std::array{a.x_data, a.x_scale, a.x_amax}, GivenGroups{a.recipe->x, Direction::columnwise, groups, k},
                 "linear_bwd: x");
     const GroupedCodes dy = quantize_dy(a, groups, out, context);
-    if (w)
-      quire::gemm({.a = dy.operand(Direction::rowwise), .b = *w, .out = mutable_matrix(out[0]), .role = quire::kDgrad},
-                  context);
-    if (x)
-      quire::gemm(
-          {.a = dy.operand(Direction::columnwise), .b = *x, .out = mutable_matrix(out[1]), .role = quire::kWgrad},
-          context);
+    const auto multiply = [&](Direction of_dy, const GivenOperand& b, at::Tensor& to, const quire::GemmRole& role) {
+      quire::gemm({.a = dy.operand(of_dy), .b = b, .out = mutable_matrix(to), .role = role}, context);
+    };
+    if (w) multiply(Direction::rowwise, *w, out[0], quire::kDgrad);
+    if (x) multiply(Direction::columnwise, *x, out[1], quire::kWgrad);
   }
   if (a.needs & kNeedsBias) sum_dy(a.dy, groups, out[2], context);
 }

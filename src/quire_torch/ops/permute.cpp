@@ -163,6 +163,8 @@ template std::array<op::Result<int64_t>, 1> UnpermuteDot::results<int64_t>(const
 template std::array<op::Result<c10::SymInt>, 1> UnpermuteDot::results<c10::SymInt>(const Args&);
 
 void UnpermuteDot::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
+  quire::check(a.x.size(1) == a.y.size(1), "unpermute_dot: x and y must have the same columns; got ", a.x.size(1),
+               " and ", a.y.size(1));
   const MatrixView x(a.x, "unpermute_dot: x"), y(a.y, "unpermute_dot: y");
   const MapView view(a.row_map, {});
   quire::permuted_dot(
