@@ -260,7 +260,9 @@ class autocast:
         **unknown: other keywords raise TypeError.
 
     Raises:
-        TypeError: if an argument has a wrong type.
+        TypeError: for an unknown keyword, and for a value of the wrong type. The first argument is enabled; a recipe
+            goes to recipe=.
+        ValueError: for an unknown name or text of a recipe.
 
     Examples:
         >>> layer = quire.Linear(64, 96)

@@ -241,7 +241,57 @@ CASES = {
     "a layer initialised by a number": (
         lambda: quire.Linear(4, 4, init_method=3),
         TypeError,
-        "init_method must be a function, got 3",
+        "quire.Linear: init_method must be a function, got 3",
+    ),
+    "a network initialised by text": (
+        lambda: quire.LayerNormMLP(4, 4, output_layer_init_method="zeros"),
+        TypeError,
+        "quire.LayerNormMLP: output_layer_init_method must be a function, got 'zeros'",
+    ),
+    "a layer of half a feature": (
+        lambda: quire.Linear(4, 0.5),
+        TypeError,
+        "quire.Linear: out_features must be an int, got 0.5",
+    ),
+    "a layer of fewer features than none": (
+        lambda: quire.LayerNormLinear(-4, 4),
+        ValueError,
+        "quire.LayerNormLinear: in_features must be at least 0, got -4",
+    ),
+    "experts of text": (
+        lambda: quire.GroupedLinear(2, "4", 4),
+        TypeError,
+        "quire.GroupedLinear: in_features must be an int, got '4'",
+    ),
+    "a network of a flag": (
+        lambda: quire.LayerNormMLP(4, True),
+        TypeError,
+        "quire.LayerNormMLP: ffn_hidden_size must be an int, got True",
+    ),
+    "a mixture whose shared expert is smaller than none": (
+        lambda: quire.MoE(4, 4, 4, shared_ffn_hidden_size=-1),
+        ValueError,
+        "quire.MoE: shared_ffn_hidden_size must be at least 0, got -1",
+    ),
+    "a norm with text for eps": (
+        lambda: quire.RMSNorm(4, "x"),
+        TypeError,
+        "quire.RMSNorm: eps must be a number, got 'x'",
+    ),
+    "a norm with an eps below 0": (
+        lambda: quire.LayerNorm(4, -1e-5),
+        ValueError,
+        "quire.LayerNorm: eps must be finite and at least 0, got -1e-05",
+    ),
+    "a norm's layer with an eps that is none": (
+        lambda: quire.LayerNormLinear(4, 4, math.nan),
+        ValueError,
+        "quire.LayerNormLinear: eps must be finite and at least 0, got nan",
+    ),
+    "a norm's network with a flag for eps": (
+        lambda: quire.LayerNormMLP(4, 4, False),
+        TypeError,
+        "quire.LayerNormMLP: eps must be a number, got False",
     ),
     "a layer of a list": (lambda: tokens(lambda: layer()([1.0])), TypeError, "input of a layer must be a tensor"),
     "a layer of None": (

@@ -68,7 +68,7 @@ def convert(
         entries = Requantized(checkpoint, target, requantize, filter)
     elif filter is not None:
         entries = Chosen(checkpoint, filter)
-    same = checkpoint.dialect is not None and checkpoint.dialect.name == to
+    same = checkpoint.dialect == to
     return write_planned(
         Path(dst),
         entries,

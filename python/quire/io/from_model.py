@@ -61,7 +61,7 @@ def save(
     check_type_or_none("quire.io.save", str | Path, like=like)
     source = None if like is None else Checkpoint(opened(like), missing_input_scale="dynamic")
     record = record_of(model) or Record("", None, {})
-    of_source = source.dialect.name if source is not None and source.dialect is not None else None
+    of_source = None if source is None else source.dialect
     chosen = dialect or of_source or record.dialect
     entries = Entries(model, record, source, None if chosen is None else dialect_named(chosen))
     if chosen is None and entries.layers:

@@ -158,11 +158,12 @@ def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: Loa
     quantized = {t.name: layer.recipe.linear_spec() for layer in layers.values() for t in layer.targets}
     notes += [f"{t.name}: the parameter was tied, and is not any more" for t in targets if t.untied]
     notes += _of_values(plain, checkpoint)
-    dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
     names = tuple(target.name for target in plain)
     path = str(checkpoint.container.path)
     on_meta, counts = _left_on_meta(model), _contents(quantized, plain, targets, checkpoint)
-    return LoadReport(path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes), on_meta, counts)
+    return LoadReport(
+        path, checkpoint.dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes), on_meta, counts
+    )
 
 
 def _contents(
@@ -417,8 +418,7 @@ def _left_on_meta(model: torch.nn.Module) -> tuple[str, ...]:
 
 def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[str]) -> Record:
     header = checkpoint.container.header
-    dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
-    record = Record(str(checkpoint.container.path), dialect, checkpoint.container.configs)
+    record = Record(str(checkpoint.container.path), checkpoint.dialect, checkpoint.container.configs)
     for target in targets:
         if target.source is not None:
             rows = tuple(tuple(_rows(ref, checkpoint) for ref in matrix) for matrix in target.source.matrices)

@@ -32,7 +32,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         scale: as for `quire.io.read`.
 
     Attributes:
-        dialect: None if no layer is quantized.
+        dialect: its name; None if no layer is quantized.
         groups: name of a quantized weight -> the names, dtypes and shapes of its tensors.
         biases: name of a bias -> name of its layer.
         dtype: the dtype to which weights are decoded by default.
@@ -43,9 +43,10 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 
     def __init__(self, container: Container, *, missing_input_scale: str = "raise", scale: float | None = None) -> None:
         self.container = container
-        self.dialect: Dialect | None = dialect_of(container)
+        self._dialect: Dialect | None = dialect_of(container)
+        self.dialect = None if self._dialect is None else self._dialect.name
         header = container.header
-        found = [] if self.dialect is None else self.dialect.groups(header, container.descriptions)
+        found = [] if self._dialect is None else self._dialect.groups(header, container.descriptions)
         check_consumed(found, header)
         without = unscaled(found, header)
         if scale is None:
@@ -65,7 +66,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
     @subnormals_kept()
     def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
         if name in self.groups:
-            return self.dialect.read(self.groups[name], self.container.tensor, self.dtype)
+            return self._dialect.read(self.groups[name], self.container.tensor, self.dtype)
         return self.container.tensor(self.plain[name].name)
 
     def bias(self, name: str) -> torch.Tensor:
@@ -74,7 +75,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         Args:
             name: the name of the bias.
         """
-        return self.dialect.bias(self.groups[self.biases[name]], self.container.tensor(name))
+        return self._dialect.bias(self.groups[self.biases[name]], self.container.tensor(name))
 
     def outline(self, name: str) -> StoredWeight | torch.Tensor:
         """The entry of that name on the meta device: dtypes and shapes, without reading the file.
@@ -83,7 +84,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
             name: the name of an entry.
         """
         if name in self.groups:
-            return self.dialect.read(self.groups[name], self._meta, self.dtype)
+            return self._dialect.read(self.groups[name], self._meta, self.dtype)
         return self._meta(name)
 
     def _meta(self, name: str) -> torch.Tensor:
@@ -120,8 +121,8 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         return len(self.groups) + len(self.plain)
 
     def __repr__(self) -> str:
-        name = "no dialect" if self.dialect is None else self.dialect.name
-        return f"Checkpoint({str(self.container.path)!r}, {name}, {contents(len(self.groups), self.plain)})"
+        found = f"{self.dialect or 'no dialect'}, {contents(len(self.groups), self.plain)}"
+        return f"Checkpoint({str(self.container.path)!r}, {found})"
 
 
 def check_missing(what: str, missing_input_scale: object) -> None:

@@ -144,7 +144,7 @@ def write(
     check_type("quire.io.write", Mapping, tensors=tensors)
     source = tensors if isinstance(tensors, Checkpoint) else None
     base = {} if source is None else dict(source.container.configs)
-    of_source = source.dialect.name if source is not None and source.dialect is not None else None
+    of_source = None if source is None else source.dialect
     layouts = {name: group.layout.name for name, group in source.groups.items()} if source is not None else None
     unchanged = layouts if config is None and dialect == of_source else None
     if config is not None and config and all(str(name).endswith(".json") for name in config):

@@ -10,7 +10,7 @@ from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
-from quire.nn.layer_base import check_factory, initialise, name_layer
+from quire.nn.layer_base import check_factory, check_sizes, initialise, name_layer
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule, Sharding, check_bias, checked_recipe
 from quire.recipe import Recipe
@@ -59,6 +59,11 @@ class GroupedLinear(ProductModule):
             m_splits are the same on all ranks. The first rank adds the bias of a "row" layer to its result, before the
             sum.
 
+    Raises:
+        TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
+        ValueError: if num_gemms is less than 1 or no multiple of the number of ranks of ep_group, if recipe has an
+            unknown name or is delayed, and for sizes or options that parallel does not take.
+
     Shape:
         - x: [T, in_features], the tokens of the first group, then those of the second one, and so on.
         - y: [T, out_features].
@@ -104,6 +109,8 @@ class GroupedLinear(ProductModule):
         flags["save_original_input"] = save_original_input
         check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_factory("quire.GroupedLinear", device, params_dtype=params_dtype, dtype=dtype)
+        check_sizes("quire.GroupedLinear", in_features=in_features, out_features=out_features)
+        check_type_or_none("quire.GroupedLinear", Callable, init_method=init_method)
         recipe = checked_recipe("quire.GroupedLinear", recipe)
         check_type_or_none("quire.GroupedLinear", Parallel, parallel=parallel)
         _check_parallel(parallel, single_grouped_weight and ep_group is not None, single_grouped_bias and bias)

@@ -2,12 +2,13 @@
 and buffers that stay float32."""
 
 import math
+import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from quire.checks import check_type_or_none, describe
+from quire.checks import describe
 from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, part_for
@@ -109,6 +110,24 @@ def check_factory(what: str, device: torch.device | str | int | None, **dtypes: 
     check_device(what, device)
 
 
+def check_sizes(what: str, **sizes: object) -> None:
+    """Raises TypeError unless each is an int, or what Python takes as one, and ValueError below 0."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"{what}: {name} must be an int, got {describe(size)}")
+        if size < 0:
+            raise ValueError(f"{what}: {name} must be at least 0, got {size}")
+
+
+def check_eps(what: str, eps: object) -> None:
+    """Raises TypeError unless it is a number, and ValueError unless it is finite and at least 0: variance + eps has a
+    root."""
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
+        raise TypeError(f"{what}: eps must be a number, got {describe(eps)}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"{what}: eps must be finite and at least 0, got {eps}")
+
+
 def initialise(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -117,7 +136,6 @@ def initialise(
 ) -> None:
     """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
     whole weight and keeps a part, so that ranks together have what one process has after the same seed."""
-    check_type_or_none("quire", Callable, init_method=init_method)
     if is_dtensor(weight):
         _initialise_parts(weight, bias, init_method)
         return

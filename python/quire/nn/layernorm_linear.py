@@ -8,7 +8,7 @@ from quire.checks import check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
 from quire.functional import norm
-from quire.nn.layer_base import check_factory, initialise, name_layer
+from quire.nn.layer_base import check_eps, check_factory, check_sizes, initialise, name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe
@@ -19,7 +19,9 @@ _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
 
 def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, object]) -> None:
-    """Adds the parameters layer_norm_weight [size] and layer_norm_bias [size] (None for RMSNorm) to the module."""
+    """Adds the parameters layer_norm_weight [size] and layer_norm_bias [size] (None for RMSNorm) to the module. Raises
+    ValueError for another normalization, and the errors of check_eps()."""
+    check_eps(f"quire.{type(module).__name__}", module.eps)
     if module.normalization not in _NORMALIZATIONS:
         raise ValueError(
             f"quire.{type(module).__name__}: normalization must be 'LayerNorm' or 'RMSNorm', "
@@ -95,6 +97,11 @@ class LayerNormLinear(ProductModule):
         parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
             norm's parameters are summed over the group.
 
+    Raises:
+        TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
+        ValueError: for another normalization, if recipe has an unknown name or is delayed, and if parallel has another
+            mode than "column" or cannot shard out_features evenly.
+
     Shape:
         - x: `[*, in_features]`.
         - y: `[*, out_features]`.
@@ -129,6 +136,8 @@ class LayerNormLinear(ProductModule):
     ) -> None:
         check_bias("quire.LayerNormLinear", bias)
         check_factory("quire.LayerNormLinear", device, params_dtype=params_dtype)
+        check_sizes("quire.LayerNormLinear", in_features=in_features, out_features=out_features)
+        check_type_or_none("quire.LayerNormLinear", Callable, init_method=init_method)
         recipe = checked_recipe("quire.LayerNormLinear", recipe)
         super().__init__()
         self._set_flags(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import with_known_options
+from quire.checks import check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
 from quire.functional import activation, activation_inputs, activation_text
-from quire.nn.layer_base import check_factory, initialise, name_layer
+from quire.nn.layer_base import check_factory, check_sizes, initialise, name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, active_call
@@ -59,7 +59,10 @@ class LayerNormMLP(ProductModule):
 
     Raises:
         NotImplementedError: for an unknown activation.
-        ValueError: for another normalization and for parameters that the activation does not have.
+        TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
+        ValueError: for another normalization, for parameters that the activation does not have, if recipe has an
+            unknown name or is delayed, and if parallel has another mode than "column" or cannot shard ffn_hidden_size
+            evenly.
 
     Shape:
         - x and y: `[*, hidden_size]`.
@@ -103,6 +106,9 @@ class LayerNormMLP(ProductModule):
     ) -> None:
         check_bias("quire.LayerNormMLP", bias)
         check_factory("quire.LayerNormMLP", device, params_dtype=params_dtype)
+        check_sizes("quire.LayerNormMLP", hidden_size=hidden_size, ffn_hidden_size=ffn_hidden_size)
+        methods = {"init_method": init_method, "output_layer_init_method": output_layer_init_method}
+        check_type_or_none("quire.LayerNormMLP", Callable, **methods)
         recipe = checked_recipe("quire.LayerNormMLP", recipe)
         super().__init__()
         self._set_flags(

@@ -11,7 +11,14 @@ from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
 from quire.distributed.placements import is_dtensor, layout_of, sharding_of, torchs_result
 from quire.functional import grouped_linear, input_buffers, linear, linear_prequantized
-from quire.nn.layer_base import check_factory, initialise, is_any_autocast_enabled, name_layer, uses_torch_autocast
+from quire.nn.layer_base import (
+    check_factory,
+    check_sizes,
+    initialise,
+    is_any_autocast_enabled,
+    name_layer,
+    uses_torch_autocast,
+)
 from quire.nn.product import Product, active_call, static_scale
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.recipe import Recipe
@@ -65,6 +72,11 @@ class Linear(ProductModule, torch.nn.Linear):
             draws the whole weight and keeps its shard. x must be a plain tensor, and forward takes no output_spec or
             fp8_output.
 
+    Raises:
+        TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
+        ValueError: if dtype and params_dtype differ, if recipe has an unknown name or is delayed, and for sizes that
+            parallel cannot shard evenly.
+
     Shape:
         - x: `[*, in_features]`, in float32, float16 or bfloat16, with any number of rows, also 0.
         - y: `[*, out_features]`, in the dtype of x, or that of torch.autocast.
@@ -114,6 +126,8 @@ class Linear(ProductModule, torch.nn.Linear):
             )
         check_bias("quire.Linear", bias)
         check_factory("quire.Linear", device, params_dtype=params_dtype, dtype=dtype)
+        check_sizes("quire.Linear", in_features=in_features, out_features=out_features)
+        check_type_or_none("quire.Linear", Callable, init_method=init_method)
         recipe = checked_recipe("quire.Linear", recipe)
         check_type_or_none("quire.Linear", Parallel, parallel=parallel)
         self.parallel = parallel  # before the parameters, which are this rank's shard

@@ -30,6 +30,7 @@ from quire.nn.layer_base import (
     Float32Buffers,
     ShownName,
     check_factory,
+    check_sizes,
     is_any_autocast_enabled,
     name_layer,
     path_of,
@@ -286,6 +287,14 @@ class MoE(ShownName, Float32Buffers):
         **routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
             group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
+    Raises:
+        NotImplementedError: for an unknown activation, and for ep_dispatch="codes" with a tp_group.
+        TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
+        ValueError: if top_k is not from 1 to num_experts, for parameters that the activation does not have, if recipe
+            has an unknown name or is delayed, for a capacity less than 1, for ep_capacity without an ep_group, and for
+            experts or features that the groups cannot shard evenly.
+        RuntimeError: for a value of an option of routing that quire.moe.route does not take.
+
     Shape:
         - x and y: `[*, hidden_size]`.
 
@@ -323,6 +332,8 @@ class MoE(ShownName, Float32Buffers):
     ) -> None:
         check_bias("quire.MoE", bias)
         check_factory("quire.MoE", device, params_dtype=params_dtype)
+        shared = {} if shared_ffn_hidden_size is None else {"shared_ffn_hidden_size": shared_ffn_hidden_size}
+        check_sizes("quire.MoE", hidden_size=hidden_size, ffn_hidden_size=ffn_hidden_size, **shared)
         super().__init__()
         flags = {"weight_on_input": weight_on_input, "expert_bias": expert_bias}
         _check(num_experts, top_k, routing, single_grouped_weight=single_grouped_weight, **flags)

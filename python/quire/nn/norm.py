@@ -7,7 +7,7 @@ import torch
 from quire.checks import check_dense, with_known_options
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_placements
 from quire.functional import norm
-from quire.nn.layer_base import ShownName, activation_dtype, check_factory, name_layer
+from quire.nn.layer_base import ShownName, activation_dtype, check_eps, check_factory, name_layer
 from quire.nn.te_extra_state import drop_extra_state
 
 
@@ -35,6 +35,7 @@ class _Norm(ShownName):
         super().__init__()
         what = f"quire.{self.normalization}"
         check_factory(what, device, params_dtype=params_dtype, dtype=dtype)
+        check_eps(what, eps)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"

@@ -37,6 +37,12 @@ class Float8BlockScaling(Recipe):
         fp8_dpa: as for Float8CurrentScaling.
         fp8_mha: as for Float8CurrentScaling.
         backward_override: as for Float8CurrentScaling.
+
+    Raises:
+        TypeError: for an unknown field, and for a value of fp8_gemm_* that is no MMParams.
+        ValueError: for a value that a field does not take, if two operands have 128 x 128 blocks, and if a
+            value of fp8_gemm_* has use_split_accumulator=False.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     use_f32_scales: bool = False
@@ -95,6 +101,11 @@ class MXFP8BlockScaling(Recipe):
         fp8_mha: as for Float8CurrentScaling.
         backward_override: as for Float8CurrentScaling.
         enable_2d_quantization: weights get one scale per 32 x 32 values, the same in both directions.
+
+    Raises:
+        TypeError: for an unknown field.
+        ValueError: for a value that a field does not take.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     margin: int = 0
@@ -137,6 +148,11 @@ class MXFP4BlockScaling(Recipe):
         fp8_dpa: as for Float8CurrentScaling.
         fp8_mha: as for Float8CurrentScaling.
         backward_override: as for Float8CurrentScaling.
+
+    Raises:
+        TypeError: for an unknown field.
+        ValueError: for a value that a field does not take.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     activation_format: Format = Format.E2M1

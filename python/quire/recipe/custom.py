@@ -45,6 +45,13 @@ class CustomRecipe(Recipe):
         fp8_mha: as for Float8CurrentScaling.
         backward_override: as for Float8CurrentScaling.
         quantization_alignment: has no effect, and must keep its default.
+
+    Raises:
+        TypeError: for an unknown field, if qfactory is no function, and if it returns something else than a QuantSpec
+            or text.
+        ValueError: for a text that is no spec, for specs that break the rules above, and for a value that a field does
+            not take.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     qfactory: Callable[[str], QuantSpec | str]

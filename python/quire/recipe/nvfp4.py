@@ -25,6 +25,12 @@ class NVFP4BlockScaling(Recipe):
         fp8_dpa: as for Float8CurrentScaling.
         fp8_mha: as for Float8CurrentScaling.
         backward_override: as for Float8CurrentScaling.
+
+    Raises:
+        TypeError: for an unknown field.
+        ValueError: for a value that a field does not take, and if row_scaled_activation or 4over6 of activations
+            is without disable_rht.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     disable_rht: bool = False

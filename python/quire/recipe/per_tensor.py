@@ -40,6 +40,11 @@ class Float8CurrentScaling(Recipe):
         fp8_mha: must be False: quire does not quantize attention.
         backward_override: how backward multiplies: None: with codes. "dequantized": with the decoded operands of the
             forward pass. "high_precision": with the operands before they were quantized.
+
+    Raises:
+        TypeError: for an unknown field, and for a value of fp8_gemm_* that is no MMParams.
+        ValueError: for a value that a field does not take.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     use_power_2_scales: bool = False
@@ -93,6 +98,11 @@ class DelayedScaling(Recipe):
         fp8_dpa: as for Float8CurrentScaling.
         fp8_mha: as for Float8CurrentScaling.
         backward_override: must be None.
+
+    Raises:
+        TypeError: for an unknown field, and for a scaling_factor_compute_algo that is no function.
+        ValueError: for a value that a field does not take.
+        NotImplementedError: if fp8_dpa or fp8_mha is True.
     """
 
     #: A subclass may have fewer.

@@ -160,7 +160,7 @@ def test_what_marks_a_file_of_comfyui_is_not_in_files_of_others(kind, tmp_path):
     io.convert(files.write(tmp_path / "a"), tmp_path / "b", to="modelopt", exact=False)
     names = [*raw(tmp_path / "b"), *io.read(tmp_path / "b").metadata]
     assert not [name for name in names if "comfy" in name or "scaled_fp8" in name or "_quantization_metadata" in name]
-    assert io.read(tmp_path / "b").dialect.name == "modelopt"
+    assert io.read(tmp_path / "b").dialect == "modelopt"
 
 
 @pytest.mark.parametrize(("recipe", "size"), [("x=none,w=nvfp4:global=mul", 16), ("mxfp8", 32)])
@@ -210,11 +210,11 @@ def test_names_of_deepseek_stay_with_deepseek(tmp_path):
         (("weight_scale_inv", {}), ("weight_scale_inv", {"weight_block_size": None, "activation_scheme": "dynamic"}))
     ):
         files = autofp8({"a.weight": codes, f"a.{name}": scale}, **said)
-        assert io.read(files.write(tmp_path / str(number))).dialect.name == "deepseek"
+        assert io.read(files.write(tmp_path / str(number))).dialect == "deepseek"
     files = autofp8({"a.weight": codes, "a.weight_scale": scale}, weight_block_size=None, activation_scheme="dynamic")
     checkpoint = io.read(files.write(tmp_path / "vllm"))
     values = torch.from_numpy(e4m3(bytes_of(codes))) * 0.5
-    assert checkpoint.dialect.name == "autofp8"
+    assert checkpoint.dialect == "autofp8"
     assert torch.equal(checkpoint["a.weight"].dequantize(torch.float32).nan_to_num(7.0), values.nan_to_num(7.0))
 
 

@@ -138,7 +138,7 @@ def test_every_dialect_takes_a_kind_whole_or_refuses_it(kind, tmp_path):
             continue
         taken.append(to)
         found = io.read(tmp_path / to)
-        assert found.dialect.name == to and not io.inspect(tmp_path / to).problems
+        assert found.dialect == to and not io.inspect(tmp_path / to).problems
         assert sorted(found.groups) == sorted(files.values) and report.layers == len(files.values)
         for name, expected in files.values.items():
             values = found[name].dequantize(torch.float32).numpy()

@@ -63,7 +63,7 @@ def test_outlines_have_the_shapes_and_specs_of_what_is_read(case):
 
 
 def write_again(folder, checkpoint):
-    quire.io.write(folder, checkpoint, dialect=checkpoint.dialect.name, overwrite=True)
+    quire.io.write(folder, checkpoint, dialect=checkpoint.dialect, overwrite=True)
 
 
 def content(folder):
@@ -127,11 +127,11 @@ def test_another_dialect_has_the_same_values(case, to, tmp_path):
     """Global scales can differ in how they are applied; these have none, or keep it."""
     quire.io.convert(source(case), tmp_path / "converted", to=to)
     before, after = quire.io.read(source(case)), quire.io.read(tmp_path / "converted")
-    assert after.dialect.name == to and before.groups.keys() == after.groups.keys()
+    assert after.dialect == to and before.groups.keys() == after.groups.keys()
     for name in before.groups:
         one, other = (checkpoint[name].dequantize(torch.float32) for checkpoint in (before, after))
         assert summary(one) == summary(other), name
-    assert quire.io.inspect(source(case)).dialect == before.dialect.name
+    assert quire.io.inspect(source(case)).dialect == before.dialect
     assert not quire.io.inspect(tmp_path / "converted").problems
 
 
@@ -225,7 +225,7 @@ def fbgemm_file(folder):
 def test_fp8_of_fbgemm_is_read_by_rows_and_keeps_its_limit(tmp_path):
     tensors = fbgemm_file(tmp_path)
     checkpoint = quire.io.read(tmp_path)
-    assert checkpoint.dialect.name == "fbgemm_fp8"
+    assert checkpoint.dialect == "fbgemm_fp8"
     values = checkpoint["a.q_proj.weight"].dequantize(torch.float32)
     wanted = tensors["a.q_proj.weight"].float() * tensors["a.q_proj.weight_scale"]
     assert torch.equal(values.nan_to_num(7.0), wanted.nan_to_num(7.0))
