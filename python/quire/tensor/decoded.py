@@ -20,9 +20,21 @@ class Decoded(torch.autograd.Function):
     read."""
 
     @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, q: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        ctx.dtype = source.dtype
+    def forward(source: torch.Tensor, q: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return q.dequantize(dtype)
+
+    # Transforms of torch.func take only functions with a setup_context.
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, torch.dtype], output: torch.Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> NoReturn:
+        """Codes that vmap has batched are in buffers of q, where PyTorch does not unwrap them."""
+        raise RuntimeError(
+            "quire: dequantize() with a gradient cannot be batched by torch.func.vmap; use a loop over the samples, or "
+            "give the quantized tensor to a layer of quire, which can"
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -32,9 +44,15 @@ class Decoded(torch.autograd.Function):
 class Carried(torch.autograd.Function):
     """The carrier of a QuantizedTensor. The gradient of the carrier is the gradient of the tensor."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, q: Any) -> torch.Tensor:
+    def forward(q: Any) -> torch.Tensor:
         return q.carrier()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any], output: torch.Tensor) -> None:
+        """Backward needs nothing."""
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:

@@ -227,3 +227,48 @@ def test_what_the_older_vmap_cannot_batch_is_refused_with_the_newer_one_as_remed
         else:
             assert torch.equal(torch.autograd.functional.jacobian(summed, x, vectorize=True), expected)
     assert expected.shape == (summed(x).shape[0], 4, 64)
+
+
+def of_codes(spec, layer=None):
+    """A function of samples that quantizes them: the sum of the squares of what they are decoded to, or of the result
+    of a layer that multiplies their codes."""
+
+    def loss(x):
+        q = quire.quantize(x, spec, columnwise=True)
+        if layer is None:
+            return q.dequantize().square().sum()
+        with quire.autocast(recipe=spec.partition(":")[0]):
+            return layer(q).square().sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("spec", ["mxfp8", "nvfp4:rht"])
+@pytest.mark.parametrize("multiplied", [False, True], ids=["decoded", "multiplied"])
+def test_samples_that_are_quantized_within_a_transform_have_the_gradients_of_backward(multiplied, spec):
+    torch.manual_seed(0)
+    x, layer = torch.randn(SAMPLES, 16, 64), quire.Linear(64, 32)
+    loss = of_codes(spec, layer if multiplied else None)
+    expected = x[0].clone().requires_grad_()
+    rewind(layer)
+    loss(expected).backward()
+    rewind(layer)
+    assert torch.equal(grad(loss)(x[0]), expected.grad) and expected.grad.count_nonzero()
+    if not multiplied:
+        with pytest.raises(
+            RuntimeError, match="dequantize.. with a gradient cannot be batched by torch.func.vmap; use"
+        ):
+            vmap(grad(loss))(x)
+        return
+    rewind(layer)
+    batched = vmap(grad(loss))(x)
+    rewind(layer)
+    assert torch.equal(batched[0], grad(loss)(x[0]))
+
+
+def test_a_gradient_of_a_quantized_weight_by_a_transform_is_refused_with_the_remedy():
+    with quire.quantized_model_init(recipe="mxfp8"):
+        layer = quire.Linear(64, 32)
+    _, of_one, _ = per_sample(layer)
+    with quire.autocast(recipe="mxfp8"), pytest.raises(TypeError, match="take its gradient by backward"):
+        of_one(dict(layer.named_parameters()), torch.randn(16, 64))
