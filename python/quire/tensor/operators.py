@@ -87,8 +87,8 @@ def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             raise TypeError(
                 f"{operator} was given a QuantizedTensor; it takes plain tensors, and decoding one here would hide a "
                 "loss of speed and accuracy. Pass its buffers (buffer_list()), its carrier(), or dequantize(). Within "
-                "torch.func.grad a layer does not see the codes of a quantized weight: take its gradient by backward(), "
-                "or call quire.dequantize_weights(model) first"
+                "torch.func.grad a layer does not see the codes of a quantized weight: take its gradient by "
+                "backward(), or call quire.dequantize_weights(model) first"
             )
 
     each(check, [*args, *kwargs.values()])
