@@ -5,6 +5,7 @@ import difflib
 import functools
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -25,15 +26,20 @@ _WORDS: dict[object, str] = {
 }
 
 
-def check_type(what: str, kind: type, **values: object) -> None:
-    """Raises TypeError unless each value is of the kind; what: the operation, named in the error."""
+def check_type(what: str, kind: type | types.UnionType, **values: object) -> None:
+    """Raises TypeError unless each value is of the kind; what: the operation, named in the error. A bool is no int."""
     for name, value in values.items():
-        if not isinstance(value, kind):
-            word = _WORDS.get(kind) or f"a {kind.__name__}"  # a union of types has no name
-            raise TypeError(f"{what}: {name} must be {word}, got {describe(value)}")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise TypeError(f"{what}: {name} must be {_word(kind)}, got {describe(value)}")
 
 
-def check_type_or_none(what: str, kind: type, **values: object) -> None:
+def _word(kind: type | types.UnionType) -> str:
+    if kind not in _WORDS and isinstance(kind, types.UnionType):
+        return " or ".join(map(_word, kind.__args__))
+    return _WORDS.get(kind) or f"a {kind.__name__}"
+
+
+def check_type_or_none(what: str, kind: type | types.UnionType, **values: object) -> None:
     """check_type() of those that are not None."""
     check_type(what, kind, **{name: value for name, value in values.items() if value is not None})
 

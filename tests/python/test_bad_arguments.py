@@ -283,6 +283,47 @@ CASES = {
         ValueError,
         "quire.LayerNorm: eps must be finite and at least 0, got -1e-05",
     ),
+    "a norm of a flag": (lambda: quire.LayerNorm(True), ValueError, "must be one or more sizes, got True"),
+    "a norm of fewer than none": (
+        lambda: quire.LayerNorm([4, -4]),
+        ValueError,
+        "quire.LayerNorm: normalized_shape[1] must be at least 0, got -4",
+    ),
+    "a norm with text for a flag": (
+        lambda: quire.RMSNorm(4, zero_centered_gamma="yes"),
+        TypeError,
+        "quire.RMSNorm: zero_centered_gamma must be a bool, got 'yes'",
+    ),
+    "a layer of ints": (
+        lambda: quire.Linear(4, 4, params_dtype=torch.int8),
+        ValueError,
+        "quire.Linear: params_dtype must be a dtype of floating-point numbers of 16 bits or more, got torch.int8",
+    ),
+    "a layer of bytes": (
+        lambda: quire.LayerNormMLP(4, 4, params_dtype=torch.float8_e4m3fn),
+        ValueError,
+        "got torch.float8_e4m3fn; to store weights in fewer bits, make the layer within quire.quantized_model_init",
+    ),
+    "a layer nowhere": (
+        lambda: quire.Linear(4, 4, device="abacus"),
+        RuntimeError,
+        "quire.Linear: device 'abacus' is none that PyTorch knows: ",
+    ),
+    "a flag for a number of groups": (
+        lambda: quire.GroupedLinear(True, 4, 4),
+        TypeError,
+        "quire.GroupedLinear: num_gemms must be an int, got True",
+    ),
+    "sizes of groups as text": (
+        lambda: quire.GroupedLinear(2, 4, 4)(X, "44"),
+        TypeError,
+        "quire.GroupedLinear: m_splits must be one int for each group, as a list or an int32 or int64 vector; got '44'",
+    ),
+    "memory of another shape": (
+        lambda: quire.GroupedLinear(2, 32, 4)(X, [1, 1], out=torch.zeros(3)),
+        ValueError,
+        "quire.GroupedLinear: out must be [4, 4], got [3]",
+    ),
     "a norm's layer with an eps that is none": (
         lambda: quire.LayerNormLinear(4, 4, math.nan),
         ValueError,

@@ -61,8 +61,9 @@ class GroupedLinear(ProductModule):
 
     Raises:
         TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
-        ValueError: if num_gemms is less than 1 or no multiple of the number of ranks of ep_group, if recipe has an
-            unknown name or is delayed, and for sizes or options that parallel does not take.
+        ValueError: if num_gemms is less than 1 or no multiple of the number of ranks of ep_group, for a size below 0,
+            if recipe has an unknown name or is delayed, and for sizes or options that parallel does not take.
+        RuntimeError: as for quire.Linear.
 
     Shape:
         - x: [T, in_features], the tokens of the first group, then those of the second one, and so on.
@@ -304,11 +305,10 @@ class GroupedLinear(ProductModule):
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor] | torch.Tensor]:
         """x `[*, in_features]`, whose rows are sorted by group -> `[*, out_features]`.
 
-        The dtype of the result is as for quire.Linear. Raises, before any computation, ValueError if out or dgrad_out
-        has another shape, and RuntimeError if other shapes, dtypes or devices do not fit.
+        The dtype of the result is as for quire.Linear.
 
         Args:
-            x: `[*, in_features]`, whose rows are sorted by group.
+            x: `[*, in_features]`, whose rows are sorted by group: a plain tensor or a QuantizedTensor.
             m_splits: the number of rows of each group, an integer tensor [num_gemms] (which stays on its device; the
                 host reads no value of it) or a list. Groups can be empty. Rows after the last group belong to no group,
                 give zero and get a zero gradient.
@@ -322,7 +322,11 @@ class GroupedLinear(ProductModule):
                 gradient.
 
         Raises:
-            RuntimeError: if the sum exceeds the rows of x.
+            NotImplementedError: with parallel=, for out and dgrad_out.
+            RuntimeError: if shapes or devices do not fit, and if the sum of m_splits exceeds the rows of x. Otherwise
+                as quire.Linear.forward.
+            TypeError: for a QuantizedActivation, if dtypes do not fit, and if m_splits are not integers.
+            ValueError: if out or dgrad_out has another shape.
         """
         try:
             check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)
@@ -411,7 +415,7 @@ def offsets_of(m_splits: torch.Tensor | Sequence[int], x: torch.Tensor, groups: 
     values that are not integers, RuntimeError for a wrong number of groups and for a list that does not fit x.
     Operators check the values of a tensor."""
     sizes = None if isinstance(m_splits, torch.Tensor) else m_splits
-    if isinstance(sizes, Sequence):
+    if isinstance(sizes, Sequence) and not isinstance(sizes, str):
         m_splits = torch.tensor(sizes, dtype=None, device=x.device)  # of ints int64, of others refused below
     if not isinstance(m_splits, torch.Tensor) or m_splits.dtype not in _INTEGERS or m_splits.dim() != 1:
         is_tensor = isinstance(m_splits, torch.Tensor)
@@ -485,5 +489,5 @@ def check_memory(x: torch.Tensor, **memory: tuple[torch.Tensor | None, int]) -> 
             continue
         shapes = [[*x.shape[:-1], width], [x.shape[:-1].numel(), width]]
         if list(given.shape) not in shapes:
-            got = list(given.shape)
-            raise ValueError(f"quire.GroupedLinear: {name} must be {shapes[0]}, or {shapes[1]}, got {got}")
+            either = " or ".join(dict.fromkeys(map(str, shapes)))
+            raise ValueError(f"quire.GroupedLinear: {name} must be {either}, got {list(given.shape)}")

@@ -96,8 +96,8 @@ def _callers(layer: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def check_factory(what: str, device: torch.device | str | int | None, **dtypes: object) -> None:
-    """Raises TypeError unless each dtype of parameters is one or None, and for a device that is a dtype; else as
-    check_device()."""
+    """Raises TypeError unless each dtype of parameters is one or None, and for a device that is a dtype, ValueError for
+    a dtype whose values cannot be initialised; else as check_device()."""
     wrong = [(name, value) for name, value in dtypes.items() if not isinstance(value, torch.dtype | None)]
     if isinstance(device, torch.dtype):
         wrong.append(("device", device))
@@ -107,6 +107,12 @@ def check_factory(what: str, device: torch.device | str | int | None, **dtypes: 
             f"{what}: {name} must be {kind} or None, got {describe(value)}; params_dtype comes before device, unlike "
             "in torch.nn; pass both by keyword"
         )
+    for name, dtype in dtypes.items():
+        if dtype is not None and (dtype.itemsize < 2 or not (dtype.is_floating_point or dtype.is_complex)):
+            raise ValueError(
+                f"{what}: {name} must be a dtype of floating-point numbers of 16 bits or more, got {dtype}; to store "
+                "weights in fewer bits, make the layer within quire.quantized_model_init"
+            )
     check_device(what, device)
 
 

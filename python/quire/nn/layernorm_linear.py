@@ -99,8 +99,10 @@ class LayerNormLinear(ProductModule):
 
     Raises:
         TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
-        ValueError: for another normalization, if recipe has an unknown name or is delayed, and if parallel has another
-            mode than "column" or cannot shard out_features evenly.
+        ValueError: for another normalization, for an eps that is not finite or below 0, for a size below 0, if recipe
+            has an unknown name or is delayed, and if parallel has another mode than "column" or cannot shard
+            out_features evenly.
+        RuntimeError: as for quire.Linear.
 
     Shape:
         - x: `[*, in_features]`.
@@ -181,7 +183,8 @@ class LayerNormLinear(ProductModule):
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
         """x `[*, in_features]` -> `[*, out_features]`. Options, dtype of the result and errors are those of a
-        quire.Linear whose input is the norm's result: fp8_grad rounds the gradient of the norm's result.
+        quire.Linear whose input is the norm's result: fp8_grad rounds the gradient of the norm's result. x is float32,
+        float16 or bfloat16, without a recipe too; another dtype is a TypeError.
 
         Args:
             x: `[*, in_features]`.

@@ -60,9 +60,10 @@ class LayerNormMLP(ProductModule):
     Raises:
         NotImplementedError: for an unknown activation.
         TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
-        ValueError: for another normalization, for parameters that the activation does not have, if recipe has an
-            unknown name or is delayed, and if parallel has another mode than "column" or cannot shard ffn_hidden_size
-            evenly.
+        ValueError: for another normalization, for an eps that is not finite or below 0, for a size below 0, for
+            parameters that the activation does not have, if recipe has an unknown name or is delayed, and if parallel
+            has another mode than "column" or cannot shard ffn_hidden_size evenly.
+        RuntimeError: as for quire.Linear.
 
     Shape:
         - x and y: `[*, hidden_size]`.
@@ -166,7 +167,8 @@ class LayerNormMLP(ProductModule):
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
         """x `[*, hidden_size]` -> the same shape. Options, dtype of the result and errors are those of quire.Linear,
         for each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result;
-        fp8_output and output_spec apply to the module's result.
+        fp8_output and output_spec apply to the module's result. x is float32, float16 or bfloat16, without a recipe
+        too; another dtype is a TypeError.
 
         Args:
             x: `[*, hidden_size]`.

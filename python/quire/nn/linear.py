@@ -74,8 +74,9 @@ class Linear(ProductModule, torch.nn.Linear):
 
     Raises:
         TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
-        ValueError: if dtype and params_dtype differ, if recipe has an unknown name or is delayed, and for sizes that
-            parallel cannot shard evenly.
+        ValueError: if dtype and params_dtype differ, for a size below 0, if recipe has an unknown name or is delayed,
+            and for sizes that parallel cannot shard evenly.
+        RuntimeError: for a device that this PyTorch or this machine does not have.
 
     Shape:
         - x: `[*, in_features]`, in float32, float16 or bfloat16, with any number of rows, also 0.
@@ -189,9 +190,14 @@ class Linear(ProductModule, torch.nn.Linear):
             output_spec: of a quantized result, a QuantizedTensor, or for backward a QuantizedActivation.
 
         Raises:
-            RuntimeError: if shapes or devices do not fit; without a recipe, also if dtypes do not.
-            TypeError: if dtypes do not fit under a recipe.
-            ValueError: for an output_spec that is unknown or stochastic, and for fp8_output where x is not quantized.
+            NotImplementedError: with parallel=, for a quantized x, fp8_output and output_spec.
+            RuntimeError: if shapes or devices do not fit; without a recipe, also if dtypes do not. For kept codes
+                (is_first_microbatch=False, quire.quantize_weights) of a weight that has changed. In backward, for a
+                main_grad that is missing or does not fit.
+            TypeError: if dtypes do not fit under a recipe, and for an option of the wrong type.
+            ValueError: for an output_spec that is unknown or stochastic, and for fp8_output under a recipe that does
+                not quantize x as a result can be (weights only, static scales). Without a recipe fp8_output has no
+                effect.
         """
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:

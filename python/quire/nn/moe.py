@@ -290,7 +290,7 @@ class MoE(ShownName, Float32Buffers):
     Raises:
         NotImplementedError: for an unknown activation, and for ep_dispatch="codes" with a tp_group.
         TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
-        ValueError: if top_k is not from 1 to num_experts, for parameters that the activation does not have, if recipe
+        ValueError: if top_k is not from 1 to num_experts, for a size below 0, for parameters that the activation does not have, if recipe
             has an unknown name or is delayed, for a capacity less than 1, for ep_capacity without an ep_group, and for
             experts or features that the groups cannot shard evenly.
         RuntimeError: for a value of an option of routing that quire.moe.route does not take.
@@ -366,11 +366,17 @@ class MoE(ShownName, Float32Buffers):
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x `[*, hidden_size]` -> the same shape, in the dtype that quire.Linear would return; with return_routing also
-        the Routing. Raises the errors of quire.Linear if dtypes or shapes do not fit.
+        the Routing.
 
         Args:
             x: `[*, hidden_size]`.
             return_routing: whether to return (y, quire.moe.Routing).
+
+        Raises:
+            NotImplementedError: for a DTensor, and for ep_dispatch="codes" under a recipe that does not allow it.
+            RuntimeError: if shapes, dtypes or devices do not fit; with ep_overflow="raise" if a rank has more rows than
+                ep_capacity.
+            TypeError: for what is no dense tensor; without a recipe if dtypes do not fit.
         """
         try:
             if type(x) is not torch.Tensor or x.layout != torch.strided or x.is_nested or x.is_quantized:

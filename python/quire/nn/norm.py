@@ -1,13 +1,14 @@
 """LayerNorm and RMSNorm, computed by quire's operators: the same bits on every instruction set, eager and compiled."""
 
+import operator
 from collections.abc import Iterable
 
 import torch
 
-from quire.checks import check_dense, with_known_options
+from quire.checks import check_dense, check_type, describe, with_known_options
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_placements
 from quire.functional import norm
-from quire.nn.layer_base import ShownName, activation_dtype, check_eps, check_factory, name_layer
+from quire.nn.layer_base import ShownName, activation_dtype, check_eps, check_factory, check_sizes, name_layer
 from quire.nn.te_extra_state import drop_extra_state
 
 
@@ -36,14 +37,17 @@ class _Norm(ShownName):
         what = f"quire.{self.normalization}"
         check_factory(what, device, params_dtype=params_dtype, dtype=dtype)
         check_eps(what, eps)
+        check_type(what, bool, zero_centered_gamma=zero_centered_gamma)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
-        sizes = tuple(normalized_shape) if isinstance(normalized_shape, Iterable) else (normalized_shape,)
-        if not sizes or not all([isinstance(size, int) and size >= 0 for size in sizes]):
-            raise ValueError(f"{what}: normalized_shape must be one or more sizes, got {normalized_shape!r}")
-        self.normalized_shape = sizes
+        several = isinstance(normalized_shape, Iterable) and not isinstance(normalized_shape, torch.Tensor)
+        sizes = tuple(normalized_shape) if several else (normalized_shape,)
+        if not sizes or not all([hasattr(size, "__index__") and not isinstance(size, bool) for size in sizes]):
+            raise ValueError(f"{what}: normalized_shape must be one or more sizes, got {describe(normalized_shape)}")
+        check_sizes(what, **{f"normalized_shape[{i}]": size for i, size in enumerate(sizes)})
+        self.normalized_shape = tuple([operator.index(size) for size in sizes])
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
         options = {"device": device, "dtype": params_dtype if dtype is None else dtype}
@@ -67,8 +71,12 @@ class _Norm(ShownName):
         A DTensor x needs parameters that are DTensors which all ranks have whole (PyTorch's SequenceParallel). The
         result is one too. Where tokens are sharded, gradients of parameters are partial sums.
 
-        x, weight and bias can each be float32, float16 or bfloat16 (weight and bias alike). Raises RuntimeError if
-        shapes or devices do not fit.
+        x, weight and bias can each be float32, float16 or bfloat16 (weight and bias alike).
+
+        Raises:
+            RuntimeError: if dtypes or devices do not fit.
+            TypeError: for what is no dense tensor.
+            ValueError: if the shape of x does not end with normalized_shape.
         """
         try:
             sizes, layout, given = self.normalized_shape, None, x
@@ -118,6 +126,11 @@ class LayerNorm(_Norm):
         device: the device of the parameters. None: torch's default.
         dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
 
+    Raises:
+        TypeError: for an unknown option, and for a value of the wrong type.
+        ValueError: if dtype and params_dtype differ, for a normalized_shape that is none, and for an eps that is not
+            finite or below 0.
+
     Shape:
         - x and y: `[*, *normalized_shape]`.
     """
@@ -135,6 +148,11 @@ class RMSNorm(_Norm):
         zero_centered_gamma: the factor is weight + 1, and weight starts at 0.
         device: the device of the parameters. None: torch's default.
         dtype: the same as params_dtype, under the name that torch.nn.Linear has for it.
+
+    Raises:
+        TypeError: for an unknown option, and for a value of the wrong type.
+        ValueError: if dtype and params_dtype differ, for a normalized_shape that is none, and for an eps that is not
+            finite or below 0.
 
     Shape:
         - x and y: `[*, *normalized_shape]`.

@@ -30,8 +30,9 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     present recipe and the present scales of delayed scaling. So backward can run outside of quire.autocast, in another
     thread, and after other forward passes.
 
-    Within a compiled
-    function the checkpoint is a part of the graph.
+    Within a compiled function the checkpoint is a part of the graph. There, enter quire.autocast around the checkpoint:
+    Dynamo allows no writes to Python objects inside one, neither an autocast nor the kept codes of is_first_microbatch
+    (torch._dynamo.exc.Unsupported with fullgraph=True).
 
     Args:
         function: the function whose results backward computes again.

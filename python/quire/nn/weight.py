@@ -68,8 +68,8 @@ def quantized_model_init(
             formats do not train.
 
     Raises:
-        TypeError: if recipe is not a recipe.
-        ValueError: if a module's weight is on the meta device and initial values are to be kept.
+        TypeError: if recipe is not a recipe, and for a flag that is no bool.
+        ValueError: for an unknown name or text of a recipe, and if a module's weight is on the meta device and initial values are to be kept.
     """
     recipe = as_recipe("quantized_model_init", recipe)
     flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}

@@ -47,3 +47,32 @@ def test_state_of_a_thread_is_in_attributes_of_the_instance():
     for cls in of_quire:
         state = [name for name, value in vars(cls).items() if not name.startswith("__") and not callable(value)]
         assert not state, f"{cls.__module__}.{cls.__name__}: set {state} in __init__"
+
+
+class Recomputed(torch.nn.Module):
+    """A layer behind a checkpoint, with an autocast around the checkpoint or inside it."""
+
+    def __init__(self, around):
+        super().__init__()
+        self.layer, self.around = quire.Linear(64, 64), around
+
+    def within(self, x):
+        with quire.autocast(recipe="mxfp8"):
+            return self.layer(x) if not self.around else quire.checkpoint(self.layer, x)
+
+    def forward(self, x):
+        return self.within(x) if self.around else quire.checkpoint(self.within, x)
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["around", "inside"])
+def test_an_autocast_is_in_the_graph_around_a_checkpoint_and_not_inside(around, compiler):
+    model, x = Recomputed(around), torch.randn(32, 64)
+    expected = model(x)
+    compiled = compiler(model)
+    if around:
+        assert torch.equal(compiled(x), expected) and not torch.equal(expected, model.layer(x))
+        return
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="side effect"):
+        compiled(x)
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(model, backend="aot_eager")(x), expected)  # without fullgraph, eagerly
