@@ -73,12 +73,29 @@ class _Thread(threading.local):
         self.collections = 0  # calls of delayed_collect_ by this thread, without the calls in graphs
         self.steps = [0]  # how many steps have ended; a list, because other threads may read it (forward.py)
         self.scales = None  # or a RecordedScales (forward.py), which replays the scales of an earlier pass
+        self.checkpoint_trains = False  # whether gradients were enabled around a reentrant checkpoint
+        self.recomputes = None  # or what a context calls that begins while PyTorch's checkpoint recomputes a pass
         self.in_python = False  # whether there is a rule whose step delayed_update_ alone cannot do
 
 
 THREAD = _Thread()
 _NUMBERS = itertools.count(1)
 _TEXTS: dict[int, str] = {}
+
+
+def trains() -> bool:
+    """Whether a forward pass is one of training. A reentrant checkpoint runs it without gradients."""
+    return torch.is_grad_enabled() or THREAD.checkpoint_trains
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs: a forward pass in it is recomputed. A graph computes forward passes alone."""
+    return not torch.compiler.is_compiling() and torch.ops.quire.in_backward()
+
+
+def ends_a_step(depth: int) -> bool:
+    """Whether a context that begins ends the step before it, where so many contexts are around it that do not count."""
+    return THREAD.depth == depth and not in_backward() and trains()
 
 
 def scales_are_constants() -> bool:

@@ -8,7 +8,17 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from quire.checks import check_type
-from quire.delayed.rules import THREAD, Rule, place_tables, rule_of, scales_are_constants, table_on, write
+from quire.delayed.rules import (
+    THREAD,
+    Rule,
+    ends_a_step,
+    in_backward,
+    place_tables,
+    rule_of,
+    scales_are_constants,
+    table_on,
+    write,
+)
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, sendable
@@ -284,16 +294,11 @@ def _active_rule(recipe: DelayedScaling, group: object, by_layer: bool = False) 
 
 def _begin() -> None:
     """A context begins; the outermost one ends the previous step."""
-    if _ends_a_step(0):
+    if ends_a_step(0):
         step()
+    elif THREAD.recomputes is not None and in_backward() and (THREAD.scales is None or not THREAD.scales.replays):
+        THREAD.recomputes()
     THREAD.depth += 1  # last: what raises above has entered nothing
-
-
-def _ends_a_step(depth: int) -> bool:
-    """Whether there are no contexts around one within so many. An autocast that a backward pass enters belongs to a
-    forward pass that is recomputed."""
-    recomputes = not torch.compiler.is_compiling() and torch.ops.quire.in_backward()
-    return THREAD.depth == depth and not recomputes and torch.is_grad_enabled()
 
 
 class RulesByLayer:
@@ -329,7 +334,7 @@ class RulesByLayer:
         if text not in self._found:
             new = rule_of(text).recipe is None
             self._found[text] = _active_rule(recipe, self.group, by_layer=True)
-            if new and _ends_a_step(int(self.entered)):  # of states that came from a checkpoint
+            if new and ends_a_step(int(self.entered)):  # of states that came from a checkpoint
                 step()
         return self._found[text]
 

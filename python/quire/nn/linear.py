@@ -42,7 +42,8 @@ def applied_sharding(layer: torch.nn.Linear) -> Parallel | None:
 # that checkpoints go both ways and code that looks for nn.Linear (parallel styles, initialisation) finds it.
 class Linear(ProductModule, torch.nn.Linear):
     """y = x w^T + bias. The active recipe determines the quantization (quire.autocast). Without a recipe the layer
-    computes exactly what torch.nn.Linear computes.
+    computes exactly what torch.nn.Linear computes (with fuse_wgrad_accumulation or delay_wgrad_compute, up to the last
+    bits of the bias's gradient).
 
     The parameters are weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`;
     None: torch's default). After the same torch.manual_seed they have the same initial values as in torch.nn.Linear.

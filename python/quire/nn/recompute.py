@@ -1,9 +1,10 @@
 """Activation checkpointing: quire's recomputes a forward pass with the same recipe and scales, and PyTorch's raises an
 error where it would recompute under another recipe, or with other scales."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from quire.autocast import Reentered
 from quire.checks import check_type
 from quire.delayed import RecordedScales
 from quire.delayed.forward import PresentStep
+from quire.delayed.rules import THREAD, trains
 from quire.recipe import Recipe
 
 #: Keywords that torch.utils.checkpoint.checkpoint has for itself.
@@ -74,6 +76,8 @@ def _end_hooks(error: BaseException) -> None:
 
 # ------------------------------------------------------------ PyTorch's checkpoint
 
+_OTHER_SCALES = "used scales of delayed scaling that entering quire.autocast has replaced since"
+
 
 @dataclass(frozen=True, eq=False)
 class _Differing(Recipe):
@@ -102,7 +106,7 @@ class _Differing(Recipe):
         if was != text:
             raise _error(what, f"ran under {was}, and the recomputation runs under {text}")
         if now is not None and now.delayed() and self.step.ended():
-            raise _error(what, "used scales of delayed scaling that entering quire.autocast has replaced since")
+            raise _error(what, _OTHER_SCALES)
         return now
 
 
@@ -121,6 +125,26 @@ def _error(what: str, difference: str) -> pytorchs.CheckpointError:
     )
 
 
+@contextlib.contextmanager
+def _recomputes(step: PresentStep) -> Iterator[None]:
+    """A context of delayed scaling that the function enters itself raises CheckpointError where the first pass entered
+    it with other scales. step: the one before the first pass."""
+
+    outer = THREAD.recomputes
+
+    def check() -> None:
+        if step.next_ended():
+            raise _error("quire.autocast", _OTHER_SCALES)
+        if outer is not None:
+            outer()
+
+    THREAD.recomputes = check
+    try:
+        yield
+    finally:
+        THREAD.recomputes = outer
+
+
 def _checked(function: Callable[..., object]) -> Callable[..., object]:
     """The function, whose layers raise CheckpointError in later calls that would not compute what they compute now."""
     first, step = Reentered(), PresentStep()
@@ -128,9 +152,8 @@ def _checked(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:
         now = Reentered()
-        if now.same_as(first) and not step.ended():
-            return function(*args, **kwargs)
-        with Reentered(_Differing(first, now, step)):
+        same = now.same_as(first) and not step.ended()
+        with _recomputes(step), contextlib.nullcontext() if same else Reentered(_Differing(first, now, step)):
             return function(*args, **kwargs)
 
     return checked
@@ -139,9 +162,17 @@ def _checked(function: Callable[..., object]) -> Callable[..., object]:
 def _notice() -> None:
     """Lets every checkpoint of PyTorch, of both kinds, check what it recomputes. Both keep the function to recompute in
     one place, and have no hook for code that is not the caller's; the first pass of the reentrant kind leaves nothing
-    else behind, since it runs without gradients."""
+    else behind, since it runs without gradients. Where it began tells whether it belongs to training."""
     reentrant, frame = pytorchs.CheckpointFunction, pytorchs._CheckpointFrame
-    forward, construct = reentrant.forward, frame.__init__
+    apply, forward, construct = reentrant.apply, reentrant.forward, frame.__init__
+
+    @functools.wraps(apply)
+    def noticed_apply(*args: object) -> object:
+        outer, THREAD.checkpoint_trains = THREAD.checkpoint_trains, trains()
+        try:
+            return apply(*args)
+        finally:
+            THREAD.checkpoint_trains = outer
 
     @functools.wraps(forward)
     def checked_forward(ctx: object, run_function: Callable[..., object], *others: object) -> object:
@@ -151,7 +182,8 @@ def _notice() -> None:
     def checked_construct(self: object, recompute_fn: Callable[..., object], *others: object, **named: object) -> None:
         construct(self, _checked(recompute_fn), *others, **named)
 
-    reentrant.forward, frame.__init__ = staticmethod(checked_forward), checked_construct
+    reentrant.apply, reentrant.forward = staticmethod(noticed_apply), staticmethod(checked_forward)
+    frame.__init__ = checked_construct
 
 
 _notice()

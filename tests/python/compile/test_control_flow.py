@@ -70,3 +70,13 @@ def test_stochastic_rounding_in_control_flow_needs_a_graph_without_gradients(gra
     layer, x = quire.Linear(32, 32, recipe="nvfp4"), torch.randn(4, 32)
     with torch.no_grad():
         assert torch.equal(compiled(layer, x), python(layer, x))
+
+
+@operators
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_delayed_scaling_in_control_flow_needs_python(graph, python, with_gradients):
+    layer, x = quire.Linear(32, 32), torch.randn(4, 32)
+    with torch.set_grad_enabled(with_gradients), quire.autocast(recipe="fp8_delayed"):
+        assert python(layer, x).isfinite().all()
+        with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+            torch.compile(graph, backend="aot_eager", fullgraph=True)(layer, x)

@@ -198,6 +198,75 @@ def test_pytorchs_checkpoint_within_the_same_autocast_gives_the_gradients_withou
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+class Block(torch.nn.Module):
+    """Layers within a context of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = make_model()
+
+    def forward(self, x):
+        with quire.autocast(recipe=DELAYED):
+            return self.layers(x)
+
+
+def steps_of_blocks(count, call):
+    """What steps of delayed scaling give whose contexts are in the blocks: gradients, at last the scales."""
+    model, found = torch.nn.Sequential(*[Block() for _ in range(count)]), []
+    generator = torch.Generator().manual_seed(3)
+    for i in range(3):
+        x = (torch.randn(33, 64, generator=generator) * 10.0**i).requires_grad_()
+        call(model, x).square().mean().backward()
+        found += [x.grad, *(p.grad.clone() for p in model.parameters())]
+        model.zero_grad()
+    return found + [part.delayed.fwd_scale for part in model.modules() if isinstance(part, quire.Linear)]
+
+
+def each_block(way):
+    """A checkpoint around each block."""
+
+    def call(model, x):
+        for block in model:
+            x = way(block, x)
+        return x
+
+    return call
+
+
+QUIRES = {f"quire's{', reentrant' * re}": functools.partial(quire.checkpoint, use_reentrant=re) for re in (False, True)}
+WHOLE = {name: way for name, way in (WAYS | QUIRES).items() if "in segments" not in name}
+IN_BLOCKS = WAYS | QUIRES | {f"{name}, of each block": each_block(way) for name, way in WHOLE.items()}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("way", IN_BLOCKS)
+def test_contexts_within_the_checkpoint_give_the_gradients_without_it_or_an_error(way, count):
+    if count == 1 and "in segments" in way:
+        pytest.skip("one block is one segment, which runs without a checkpoint")
+    expected = steps_of_blocks(count, lambda model, x: model(x))
+    if count == 1 or way.partition(", of")[0] in QUIRES:
+        found = steps_of_blocks(count, IN_BLOCKS[way])
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        return
+    # The second context ends the step whose scales the first one has used.
+    try:
+        found = steps_of_blocks(count, IN_BLOCKS[way])
+    except torch.utils.checkpoint.CheckpointError as error:
+        assert "Use quire.checkpoint" in str(error)
+        return
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("way", [REENTRANT, QUIRES["quire's, reentrant"]])
+def test_a_reentrant_checkpoint_that_evaluates_ends_no_step(way):
+    block, x = Block(), torch.randn(33, 64)
+    block(x)
+    scales = [layer.delayed.fwd_scale for layer in block.layers if isinstance(layer, quire.Linear)]
+    with torch.no_grad():
+        way(block, x.requires_grad_())
+    assert [layer.delayed.fwd_scale for layer in block.layers if isinstance(layer, quire.Linear)] == scales
+
+
 def in_a_foreign_thread(work):
     """What work() returns or raises in a thread that Python did not start, as those of C++ programs."""
     results = queue.Queue()
