@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from quire.checks import check_type, counted
+from quire.checks import check_type, counted, describe
 from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
     SHARDED,
@@ -43,6 +43,7 @@ from quire.conversion.report import (
     untied_notes,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
+from quire.nn.layer_base import check_sizes
 from quire.nn.linear import Linear, applied_sharding
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule, checked_recipe
@@ -127,7 +128,8 @@ def convert(
             names, the function is called for each name, and must return true for all of them. None converts all layers.
             A filter can only leave out layers: min_features holds besides it.
         min_features: layers of PyTorch and transformers with fewer inputs or outputs are not converted, because no
-            recipe makes such small layers faster. Layers of quire are converted whatever their size. No size is padded.
+            recipe makes such small layers faster; 0 or more. Layers of quire are converted whatever their size. No size
+            is padded.
         for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only,
             in the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high
             precision are freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted
@@ -156,7 +158,7 @@ def convert(
 
     Raises:
         ValueError: if there is nothing to convert, also if all layers would become slower: the error lists what was
-            examined.
+            examined. For min_features below 0, tokens below 1, and texts that an argument does not take.
         TypeError: for arguments of a wrong type. The model is then unchanged.
 
     Examples:
@@ -172,8 +174,10 @@ def convert(
         >>> type(model[0].weight) is quire.QuantizedTensor
         True
     """
-    _check(model, filter, tokens)
+    check_type("convert", torch.nn.Module, model=model)
     check_type("convert", bool, for_inference=for_inference)
+    check_chosen("convert", filter, min_features)
+    check_tokens("convert", tokens)
     _check_like(like, for_inference)
     plan = _plan(checked_recipe("convert", recipe), for_inference, tokens, gradients, like)
     selection = select(model, plan, filter, min_features)
@@ -253,15 +257,14 @@ def _plan(
     return Plan(inference_recipe(recipe, gradients, like_training=like is not None), True, tokens)
 
 
-def _check(model: object, filter: object, tokens: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"convert: model must be a torch.nn.Module, got {type(model).__name__}")
+def check_chosen(what: str, filter: object, min_features: object) -> None:
+    """Raises TypeError or ValueError for arguments that cannot choose layers."""
     if filter is not None and not callable(filter):
         raise TypeError(
-            f"convert: filter must be a function of (module, name), got {filter!r}; "
+            f"{what}: filter must be a function of (module, name), got {describe(filter)}; "
             'to choose by name: lambda module, name: "lm_head" not in name'
         )
-    check_tokens("convert", tokens)
+    check_sizes(what, min_features=min_features)
 
 
 def _check_like(like: object, for_inference: bool) -> None:

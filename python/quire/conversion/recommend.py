@@ -11,6 +11,7 @@ from quire.conversion.inference import inference_recipe
 from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
 from quire.conversion.report import Reason, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
+from quire.nn.layer_base import check_sizes
 from quire.nn.linear import Linear
 from quire.recipe import Recipe, as_recipe, from_name, names
 from quire.tensor import DTYPES, QuantizedTensor
@@ -171,8 +172,8 @@ def recommend(
         A Recommendation. str() gives a table.
 
     Raises:
-        ValueError: if the model has no layer that can be converted and timed, for an unknown goal, and for recipes that
-            cannot be timed: delayed scaling, and static scales of x.
+        ValueError: if the model has no layer that can be converted and timed, for tokens below 1, an unknown goal, and
+            recipes that cannot be timed: delayed scaling, and static scales of x.
         TypeError: for arguments of a wrong type.
     """
     check_type("recommend", torch.nn.Module, model=model)
@@ -183,6 +184,7 @@ def recommend(
         )
     check_type("recommend", int, tokens=tokens)
     check_tokens("recommend", tokens)
+    check_sizes("recommend", min_features=min_features)
     check_type("recommend", str, goal=goal)
     if goal not in GOALS:
         raise ValueError(
@@ -226,6 +228,11 @@ def _remedy(model: torch.nn.Module) -> str:
     if any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters()):
         return (
             "its weights are quantized; pass the model as it was before, or call quire.dequantize_weights(model) first"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return (
+            "its weights are on the meta device, where no time can be measured; load them first, or time any values: "
+            "model.to_empty(device='cpu')"
         )
     return "pass a model that has, or another min_features"
 

@@ -118,6 +118,8 @@ def refit(
             f"refit: weights must be a state dict or the path of a checkpoint, got {describe(weights)}; "
             "of a model pass .state_dict()"
         )
+    for name in weights:
+        check_type("refit", str, **{"a key of weights": name})
     _check_model(model)
     with own_context():
         found = match(model, weights)

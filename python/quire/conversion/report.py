@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from quire.checks import counted
+from quire.checks import check_type, counted
 from quire.conversion.held import Untied
 from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedTensor
@@ -273,7 +273,9 @@ def conversion_report(model: torch.nn.Module) -> ConversionReport:
 
     Raises:
         ValueError: for a model that was not converted.
+        TypeError: for what is no torch.nn.Module.
     """
+    check_type("conversion_report", torch.nn.Module, model=model)
     for wrapped in ("_orig_mod", "module"):
         if _REPORT not in vars(model) and isinstance(inner := getattr(model, wrapped, None), torch.nn.Module):
             model = inner

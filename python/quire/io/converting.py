@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, check_type_or_none
 from quire.functional import quantize
 from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect, meaning
 from quire.io.dialects import dialect_named
 from quire.io.layout import StoredWeight
-from quire.io.reading import Checkpoint, check_missing, check_scale, opened
-from quire.io.writing import SaveReport, write_planned
+from quire.io.reading import Checkpoint, check_missing, check_scale, checked_spec, opened
+from quire.io.writing import SaveReport, write_planned, written_as
 from quire.loading.float_mode import subnormals_kept
-from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
+from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.origin import Origin
 
 
@@ -44,7 +44,8 @@ def convert(
             weights are quantized, in high precision or not; None: the layers that are quantized already.
         exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report
             lists what was lost, in ulps.
-        requantize: a spec; the decoded values are quantized again, with another rounding. None: never.
+        requantize: a spec; the decoded values are quantized again, with another rounding. Not one that needs more than
+            the values: a seed (the option `sr`) or a scale (`given`). None: never.
         missing_input_scale: as for read().
         scale: as for read().
         max_shard_size: as for write().
@@ -55,17 +56,22 @@ def convert(
 
     Raises:
         CheckpointError: with nothing written, if there is no such dialect, if it has no layout for a layer, if a layer
-            cannot be converted exactly and exact is True, and if dst exists.
-        ValueError: for another missing_input_scale, scale or max_shard_size, and for a requantize that is no spec.
+            cannot be converted exactly and exact is True, and if dst has a checkpoint and overwrite is False.
+        ValueError: for another missing_input_scale, scale or max_shard_size, and for another requantize.
+        TypeError: for arguments of a wrong type.
     """
+    check_type("quire.io.convert", str | Path, src=src, dst=dst)
     check_type("quire.io.convert", str, to=to)
+    check_type_or_none("quire.io.convert", Callable, filter=filter)
+    options = written_as("quire.io.convert", exact, max_shard_size, overwrite)
     check_missing("quire.io.convert", missing_input_scale)
     check_scale("quire.io.convert", scale)
+    spec = None if requantize is None else _of_values(requantize)
     checkpoint = Checkpoint(opened(src), missing_input_scale=missing_input_scale, scale=scale)
     target = dialect_named(to)
     entries: Mapping[str, StoredWeight | torch.Tensor] = checkpoint
-    if requantize is not None:
-        entries = Requantized(checkpoint, target, requantize, filter)
+    if spec is not None:
+        entries = Requantized(checkpoint, target, spec, filter)
     elif filter is not None:
         entries = Chosen(checkpoint, filter)
     same = checkpoint.dialect == to
@@ -75,11 +81,21 @@ def convert(
         target,
         base=dict(checkpoint.container.configs),
         unchanged={name: group.layout.name for name, group in checkpoint.groups.items()} if same else None,
-        exact=exact,
-        max_shard_size=max_shard_size,
-        overwrite=overwrite,
         beside=checkpoint.container.folder,
+        **options,
     )
+
+
+def _of_values(requantize: object) -> str:
+    """The canonical text of a spec by which values alone are quantized. Raises TypeError or ValueError for others."""
+    what = "quire.io.convert"
+    spec = checked_spec(what, "requantize", requantize)
+    for option, needs in (("sr", "a seed"), ("given", "a scale from somebody")):
+        if option in spec.options:
+            raise ValueError(
+                f"{what}: requantize={spec.text!r} needs {needs}, and there is none; leave the option {option!r} out"
+            )
+    return spec.text
 
 
 class Chosen(Mapping[str, StoredWeight | torch.Tensor]):
@@ -117,13 +133,12 @@ class Requantized(Chosen):
 
     def __init__(self, checkpoint: Checkpoint, target: Dialect, spec: str, which: Callable[[str], bool] | None) -> None:
         super().__init__(checkpoint, lambda name: True)
-        wanted = QuantSpec(spec).text
-        layouts = [one for one in target.layouts if meaning(one.spec) == meaning(wanted) and not one.stacked]
+        layouts = [one for one in target.layouts if meaning(one.spec) == meaning(spec) and not one.stacked]
         if target.layouts and not layouts:
-            raise CheckpointError(f"{target.name} has no layout for {wanted}", "choose another spec or dialect")
+            raise CheckpointError(f"{target.name} has no layout for {spec}", "choose another spec or dialect")
         # Prefer a layout without a static scale of inputs, because nobody has measured one.
         layouts.sort(key=lambda layout: layout.calibrated)
-        self.spec = layouts[0].spec if layouts else wanted
+        self.spec = layouts[0].spec if layouts else spec
         self.origin = Origin(target.name, layouts[0].name) if layouts else Origin("", "")
         self.which = which
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quire.checks import describe
 from quire.io.container import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
@@ -149,6 +150,8 @@ def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None) -> dic
     found: dict[str, str] = {}
     for entry in (*checkpoint.groups, *checkpoint.plain, *checkpoint.biases):
         name = entry if rename is None else rename(entry)
+        if not isinstance(name, str):
+            raise TypeError(f"quire.io.load: rename must return a str, got {describe(name)} for {entry!r}")
         if found.setdefault(name, entry) != entry:
             raise CheckpointError(
                 f"{found[name]} and {entry} are both renamed to {name}", "rename them apart", tensor=entry

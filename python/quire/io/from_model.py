@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from quire.checks import check_type, check_type_or_none
+from quire.checks import check_dense, check_type, check_type_or_none
 from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_named
@@ -17,7 +17,7 @@ from quire.io.fitting import Record, Ref, Source, Target, named_in_files, parame
 from quire.io.joining import apart, narrowed, of_weight, split
 from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, opened
-from quire.io.writing import SaveReport, write_planned
+from quire.io.writing import SaveReport, write_planned, written_as
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.input_scale import same_unit
 from quire.nn.product_module import ProductModule
@@ -54,11 +54,16 @@ def save(
         A SaveReport.
 
     Raises:
-        CheckpointError: with nothing written, if a quantized weight has no place in the dialect.
+        CheckpointError: with nothing written: if a quantized weight has no place in the dialect, if the folder has a
+            checkpoint and overwrite is False, for a parameter on the meta device, and for a `like` that read() refuses.
+        ValueError: for another max_shard_size.
+        TypeError: for arguments of a wrong type, and a parameter that is not dense.
     """
     check_type("quire.io.save", torch.nn.Module, model=model)
     check_type("quire.io.save", str | Path, path=path)
     check_type_or_none("quire.io.save", str | Path, like=like)
+    check_type_or_none("quire.io.save", str, dialect=dialect)
+    options = written_as("quire.io.save", exact, max_shard_size, overwrite)
     source = None if like is None else Checkpoint(opened(like), missing_input_scale="dynamic")
     record = record_of(model) or Record("", None, {})
     of_source = None if source is None else source.dialect
@@ -69,7 +74,6 @@ def save(
     base = dict(source.container.configs if source is not None else record.configs)
     before = record.layouts if source is None else {name: group.layout.name for name, group in source.groups.items()}
     same = chosen is not None and chosen == (of_source if source is not None else record.dialect)
-    options = {"exact": exact, "max_shard_size": max_shard_size, "overwrite": overwrite}
     return write_planned(
         Path(path),
         entries,
@@ -136,6 +140,13 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         self._foreign = foreign = dialect is not None and dialect.name != Native.name
         ordered = dialect is not None and any(layout.alternating for layout in dialect.layouts)
         for target in parameters(model):
+            check_dense(f"quire.io.save: {target.name}", value=target.value)
+            if target.value.is_meta or torch.nn.parameter.is_lazy(target.value):
+                raise CheckpointError(
+                    "the model has no values for it, as on the meta device and in a lazy layer that has not run",
+                    "load the values first",
+                    tensor=target.name,
+                )
             known = next((name for name in target.names() if name in record.sources), target.name)
             if not isinstance(target.value, QuantizedTensor) and target.value.dim() == 2:
                 self.tied += [name.removesuffix(".weight") for name in target.names() if name != known]

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from quire.checks import counted
+from quire.checks import check_type, check_type_or_none, counted
+from quire.conversion.timing import check_tokens
 from quire.io.container import CheckpointError, Entry, some
 from quire.io.container import Container as FileContainer
 from quire.io.dialect import OF_CACHES, OF_FILES, Dialect, check_consumed, check_unscaled, contents, unscaled
@@ -115,7 +116,9 @@ def inspect(path: str | Path) -> Inspection:
 
     Raises:
         CheckpointError: only if there are no readable headers; broken rules are listed in the result.
+        TypeError: for another path.
     """
+    check_type("quire.io.inspect", str | Path, path=path)
     return _inspected(path, opened(path))[0]
 
 
@@ -291,9 +294,12 @@ def verify(path: str | Path, like: str | Path | None = None) -> Verification:
 
     Raises:
         CheckpointError: only if a path has no readable checkpoint.
+        TypeError: for another path.
     """
     from tqdm import tqdm
 
+    check_type("quire.io.verify", str | Path, path=path)
+    check_type_or_none("quire.io.verify", str | Path, like=like)
     container = opened(path)
     found, sound = _inspected(path, container)
     if sound is None:
@@ -414,16 +420,21 @@ def run(path: str | Path, tokens: int = 4) -> Run:
 
     Args:
         path: as for read().
-        tokens: the number of rows of the inputs.
+        tokens: the number of rows of the inputs, at least 1.
 
     Returns:
         A Run.
 
     Raises:
         CheckpointError: if no layer is quantized, and the errors of read().
+        ValueError: for tokens below 1.
+        TypeError: for arguments of a wrong type.
     """
     from tqdm import tqdm
 
+    check_type("quire.io.run", str | Path, path=path)
+    check_type("quire.io.run", int, tokens=tokens)
+    check_tokens("quire.io.run", tokens)
     checkpoint = read(path, missing_input_scale="dynamic")
     if not checkpoint.groups:
         raise CheckpointError("no layer is quantized", "nothing is to be run", file=checkpoint.container.path)
@@ -512,7 +523,9 @@ def diff(a: str | Path, b: str | Path) -> Difference:
 
     Raises:
         CheckpointError: as read().
+        TypeError: for another path.
     """
+    check_type("quire.io.diff", str | Path, a=a, b=b)
     one, other = (read(path, missing_input_scale="dynamic") for path in (a, b))
     # A bias belongs to its layer if the layer is quantized. In a checkpoint where the layer is plain it is an entry.
     names = [name for name in one if name in other]

@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from quire.checks import check_type, counted
+from quire.checks import check_type, check_type_or_none, counted, describe
 from quire.io.container import CheckpointError, some
 from quire.io.dialect import contents, is_kept
 from quire.io.fitting import Record, Ref, Target, fit, remember, unjoined
 from quire.io.joining import alternating, join, joined_input, joined_spec, of_one, of_weight
 from quire.io.layout import Layout, StoredWeight
-from quire.io.reading import Checkpoint, check_missing, check_scale, opened
+from quire.io.reading import Checkpoint, check_missing, check_scale, checked_spec, opened
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.linear import Linear
 from quire.nn.own_context import own_context
@@ -23,7 +23,7 @@ from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.recipe import Recipe, as_recipe
-from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
+from quire.tensor import DTYPES, QuantizedStack, QuantizedTensor
 from quire.tensor.origin import Origin
 
 
@@ -127,15 +127,18 @@ def load(
 
     Raises:
         CheckpointError: before the model is changed: for a checkpoint that read() refuses, names or shapes that do not
-            fit, scales of tensors that are NaN, infinite or negative, and layers that cannot be joined.
-        ValueError: for another missing_input_scale or experts, and for a spec in activations that has `given`.
+            fit, scales of tensors that are NaN, infinite or negative, layers that cannot be joined, and a parameter in
+            the place of a quantized weight that is not in float32, float16 or bfloat16.
+        ValueError: for another missing_input_scale, experts or scale, and for activations that are no spec or have
+            `given`.
+        TypeError: for arguments of a wrong type. The model is then unchanged.
     """
-    activations = _checked(model, activations, experts, missing_input_scale)
+    check_type("quire.io.load", torch.nn.Module, model=model)
+    check_type("quire.io.load", str | Path, path=path)
     check_scale("quire.io.load", scale)
+    options = _checked(LoadOptions(activations, experts, fuse, missing_input_scale, strict, rename))
     checkpoint = Checkpoint(opened(path), missing_input_scale=missing_input_scale, scale=scale)
-    return load_checkpoint(
-        model, checkpoint, LoadOptions(activations, experts, fuse, missing_input_scale, strict, rename)
-    )
+    return load_checkpoint(model, checkpoint, options)
 
 
 def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: LoadOptions) -> LoadReport:
@@ -179,21 +182,39 @@ def _contents(
 # --- what is to be done, before anything is
 
 
-def _checked(model: object, activations: object, experts: object, missing_input_scale: object) -> str:
-    """The canonical text of `activations`. Raises TypeError or ValueError for wrong arguments of load()."""
-    check_type("quire.io.load", torch.nn.Module, model=model)
-    check_type("quire.io.load", str, activations=activations)
-    check_missing("quire.io.load", missing_input_scale)
-    if experts not in ("auto", "none"):
-        raise ValueError(f"quire.io.load: experts must be 'auto' or 'none', got {experts!r}")
-    if activations not in ("checkpoint", "none"):
-        activations = QuantSpec(activations).text
-        if "given" in activations.split(":"):
-            raise ValueError(
-                f"quire.io.load: activations={activations!r} has a scale that somebody gives; pass 'checkpoint', under "
-                "which layers use those that are stored"
-            )
-    return activations
+def _checked(options: LoadOptions) -> LoadOptions:
+    """The options, with the canonical text of `activations`. Raises TypeError or ValueError for wrong arguments of
+    load()."""
+    what, activations = "quire.io.load", options.activations
+    check_type(what, str, activations=activations)
+    check_type(what, bool, strict=options.strict)
+    check_type_or_none(what, Callable, rename=options.rename)
+    check_missing(what, options.missing_input_scale)
+    _check_fuse(options.fuse)
+    if options.experts not in ("auto", "none"):
+        raise ValueError(f"{what}: experts must be 'auto' or 'none', got {options.experts!r}")
+    if activations in ("checkpoint", "none"):
+        return options
+    spec = checked_spec(what, "activations", activations)
+    if "given" in spec.options:
+        raise ValueError(
+            f"{what}: activations={spec.text!r} has a scale that somebody gives; pass 'checkpoint', under which layers "
+            "use those that are stored"
+        )
+    return replace(options, activations=spec.text)
+
+
+def _check_fuse(fuse: object) -> None:
+    """Raises TypeError unless load() can join layers by it."""
+    named = isinstance(fuse, Mapping) and all(
+        isinstance(name, str) and isinstance(parts, list | tuple) and parts and all(isinstance(p, str) for p in parts)
+        for name, parts in fuse.items()
+    )
+    if not (fuse is None or isinstance(fuse, bool) or named):
+        raise TypeError(
+            "quire.io.load: fuse must be a bool or a dict from the name of a layer of the model to the names of layers "
+            f"of the file, such as {{'qk_proj': ['q_proj', 'k_proj']}}; got {describe(fuse)}"
+        )
 
 
 def is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
@@ -225,7 +246,20 @@ def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Laye
                     tensor=target.name,
                 )
             found.setdefault(id(module), Layer(path)).targets.append(target)
+        _check_dtype(target)
     return found
+
+
+def _check_dtype(target: Target) -> None:
+    """Raises CheckpointError unless codes can take the place of a parameter."""
+    dtype = target.value.dtype
+    if (dtype.is_floating_point or dtype.is_complex) and dtype not in DTYPES:
+        raise CheckpointError(
+            f"the parameter is {str(dtype).removeprefix('torch.')}, and the checkpoint has a quantized weight for it, "
+            "which is decoded to float32, float16 or bfloat16",
+            "call model.float() or model.bfloat16() first",
+            tensor=target.name,
+        )
 
 
 def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], notes: list[str]) -> None:
@@ -357,10 +391,11 @@ def _check_values(target: Target, checkpoint: Checkpoint) -> None:
         return
     for ref in target.source.refs():
         entry = checkpoint.container.header[ref.entry]
-        counts = not (entry.dtype.is_floating_point or entry.dtype.is_complex) and ref.entry not in checkpoint.unscaled
-        if counts or entry.dtype == torch.float4_e2m1fn_x2:
+        others = not entry.dtype.is_floating_point and ref.entry not in checkpoint.unscaled
+        if others or entry.dtype == torch.float4_e2m1fn_x2:
             raise CheckpointError(
-                f"the parameter has {target.value.dtype}, and the checkpoint has {entry}, which are codes or counts",
+                f"the parameter has {target.value.dtype}, and the checkpoint has {entry}, which are codes, counts or "
+                "complex numbers",
                 "quire does not read the dialect of this checkpoint; export the model in floating point",
                 file=entry.file,
                 tensor=ref.entry,

@@ -15,6 +15,7 @@ from quire.io.dialects.gguf import GgufFile
 from quire.io.layout import StoredWeight, check_inputs, check_zero_points, consumed
 from quire.io.te_file import TeFile
 from quire.loading.float_mode import subnormals_kept
+from quire.tensor import QuantSpec
 from quire.tensor.buffers import DTYPES
 
 #: What to do about missing static scales of inputs.
@@ -74,6 +75,9 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 
         Args:
             name: the name of the bias.
+
+        Raises:
+            KeyError: for a name that is not in `biases`.
         """
         return self._dialect.bias(self.groups[self.biases[name]], self.container.tensor(name))
 
@@ -82,6 +86,9 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 
         Args:
             name: the name of an entry.
+
+        Raises:
+            KeyError: for an unknown name.
         """
         if name in self.groups:
             return self._dialect.read(self.groups[name], self._meta, self.dtype)
@@ -96,6 +103,9 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 
         Args:
             name: the name of a quantized weight.
+
+        Raises:
+            KeyError: for a name that is not in `groups`.
         """
         group = self.groups[name]
         most = group.shape[0] if len(group.shape) == 3 else 1
@@ -153,6 +163,7 @@ def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float |
             layer, and if files are damaged. These checks read only headers, zero points and the tensors that describe
             layers.
         ValueError: for another missing_input_scale or scale.
+        TypeError: for arguments of a wrong type.
     """
     check_type("quire.io.read", str | Path, path=path)
     check_missing("quire.io.read", missing_input_scale)
@@ -168,6 +179,15 @@ def check_scale(what: str, scale: float | None) -> None:
             f"{what}: scale must be None or 1 (the codes of tensors without a scale are their values), got {scale!r}; "
             "read with scale=1 and multiply the tensors"
         )
+
+
+def checked_spec(what: str, argument: str, value: object) -> QuantSpec:
+    """The spec of an argument. Raises TypeError or ValueError for anything else."""
+    check_type(what, str | QuantSpec, **{argument: value})
+    try:
+        return QuantSpec(value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {argument}: {error}") from None
 
 
 def opened(path: str | Path) -> Container:

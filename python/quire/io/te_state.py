@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import describe
+from quire.checks import check_type, describe
 from quire.delayed import DelayedState
 from quire.io.container import CheckpointError
 from quire.io.te_file import Inert, load_file, loads
@@ -60,13 +60,17 @@ def te_states(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> dict[str
     Raises:
         CheckpointError: as te_state(), and if a state has another number of matmuls than the layer.
         ValueError: if an entry with a state belongs to no layer of the model.
+        TypeError: for arguments of a wrong type, also for names in state_dict that are no texts.
     """
+    check_type("te_states", torch.nn.Module, model=model)
+    check_type("te_states", Mapping, state_dict=state_dict)
     states, layers = {}, {}
     for prefix, module in model.named_modules():
         own = {name: value for name, value in vars(module).items() if isinstance(value, DelayedState)}
         if own:
             layers[f"{prefix}.{_SUFFIX}" if prefix else _SUFFIX] = prefix, own
     for name, payload in state_dict.items():
+        check_type("te_states", str, **{"a key of state_dict": name})
         if not (name == _SUFFIX or name.endswith(f".{_SUFFIX}")) or payload is None:
             continue
         found = _read(payload)

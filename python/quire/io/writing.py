@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_type, counted
-from quire.io.container import DTYPES, INDEX, CheckpointError, Container, some
+from quire.checks import check_dense, check_type, check_type_or_none, counted
+from quire.io.container import DTYPES, INDEX, METADATA, CheckpointError, Container, some
 from quire.io.dialect import OF_FILES, Configs, Dialect, contents, described, has_other_amax
 from quire.io.dialects import DIALECTS, dialect_named
 from quire.io.layout import DIV, MUL, WITHOUT_VALUES, Group, Layout, StoredWeight
@@ -139,21 +139,64 @@ def write(
         A SaveReport.
 
     Raises:
-        CheckpointError: before anything is written, or after the parts written so far were removed.
+        CheckpointError: before anything is written, or after the parts written so far were removed: if the dialect
+            cannot store a layer, if the folder has a checkpoint and overwrite is False, for a tensor on the meta device
+            or of a dtype that safetensors does not have, and for a name that files use for something else.
+        ValueError: for another max_shard_size, and for a file of config outside the folder.
+        TypeError: for arguments of a wrong type, a tensor that is not dense, and a config that is not JSON.
     """
     check_type("quire.io.write", Mapping, tensors=tensors)
+    check_type("quire.io.write", str | Path, path=path)
+    check_type_or_none("quire.io.write", str, dialect=dialect)
+    options = written_as("quire.io.write", exact, max_shard_size, overwrite)
+    for name in tensors:
+        check_type("quire.io.write", str, **{"a key of tensors": name})
+    _check_config(config)
     source = tensors if isinstance(tensors, Checkpoint) else None
     base = {} if source is None else dict(source.container.configs)
     of_source = None if source is None else source.dialect
     layouts = {name: group.layout.name for name, group in source.groups.items()} if source is not None else None
     unchanged = layouts if config is None and dialect == of_source else None
-    if config is not None and config and all(str(name).endswith(".json") for name in config):
+    if config is not None and _is_of_files(config):
         base, unchanged = dict(config), ...
     elif config is not None:
         base["config.json"] = dict(config)
-    options = {"exact": exact, "max_shard_size": max_shard_size, "overwrite": overwrite}
     chosen = None if dialect is None else dialect_named(dialect)
     return write_planned(Path(path), tensors, chosen, base=base, unchanged=unchanged, **options)
+
+
+def written_as(what: str, exact: object, max_shard_size: object, overwrite: object) -> dict[str, Any]:
+    """The arguments of write_planned() that all calls have. Raises TypeError or ValueError for wrong ones."""
+    check_type(what, bool, exact=exact, overwrite=overwrite)
+    return {"exact": exact, "most": size_of(what, max_shard_size), "overwrite": overwrite}
+
+
+def _check_config(config: object) -> None:
+    """Raises TypeError or ValueError for what write() cannot write as config.json or as several files."""
+    what = "quire.io.write"
+    check_type_or_none(what, Mapping, config=config)
+    content = dict(config or {})
+    for name in content:
+        check_type(what, str, **{"a key of config": name})
+    for name in content if _is_of_files(content) else ():
+        if Path(name).name != name or name == INDEX:
+            raise ValueError(
+                f"{what}: a file of config must be in the folder itself, and not be the index, which write() makes; "
+                f"got {name!r}"
+            )
+        if name in Container.CONFIGS:
+            check_type(what, Mapping, **{name: content[name]})
+    try:
+        json.dumps(content)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{what}: config must have a form in JSON: {error}; pass dicts, lists, texts and numbers"
+        ) from None
+
+
+def _is_of_files(config: Mapping[str, object]) -> bool:
+    """Whether an argument config has the content of several files, by their names."""
+    return bool(config) and all(name.endswith(".json") for name in config)
 
 
 def write_planned(
@@ -164,14 +207,14 @@ def write_planned(
     base: Configs,
     unchanged: Mapping[str, str] | EllipsisType | None,
     exact: bool,
-    max_shard_size: str | int,
+    most: int,
     overwrite: bool,
     beside: Path | None = None,
 ) -> SaveReport:
     """write() with given configurations. unchanged: the layout of each layer that `base` describes; `base` is written
     unchanged if the layers get these layouts. ...: it is written unchanged in any case. None: the dialect completes it.
-    beside: a folder whose small files are copied."""
-    plan, most, meta, shapes, outlines = Plan(dialect, exact), size_of(max_shard_size), {}, {}, {}
+    most: the bytes of a file. beside: a folder whose small files are copied."""
+    plan, meta, shapes, outlines = Plan(dialect, exact), {}, {}, {}
     marked = getattr(dialect, "marks_files", False)
     for name in [name for name in tensors if marked or not OF_FILES.search(name)]:
         outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])
@@ -209,17 +252,27 @@ def write_planned(
 
 
 def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
-    """An entry on the meta device. Raises TypeError for other objects."""
+    """An entry on the meta device. Raises TypeError for other objects, CheckpointError for tensors without values."""
     if isinstance(value, StoredWeight):
-        beside = [None if t is None else t.to("meta") for t in (value.input_scale, value.bias)]
-        origin = value.origin
-        return StoredWeight(value.weight.to("meta"), *beside, origin)
+        parts = {"weight": value.weight, "input_scale": value.input_scale, "bias": value.bias}
+        return StoredWeight(
+            *(None if t is None else _on_meta(name, part, t) for part, t in parts.items()), value.origin
+        )
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError(
             f"quire.io.write: {name} must be a StoredWeight or a plain tensor, got {type(value).__name__}; a "
             "QuantizedTensor needs an origin, StoredWeight(weight, None, None, Origin(dialect, layout))"
         )
-    return value.detach().to("meta")
+    return _on_meta(name, "tensor", value.detach())
+
+
+def _on_meta(name: str, part: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A part of an entry without its values, which the files get. Raises TypeError or CheckpointError if it has none in
+    plain memory."""
+    check_dense(f"quire.io.write: {name}", **{part: tensor})
+    if tensor.is_meta:
+        raise CheckpointError(f"the {part} is on the meta device and has no values", "load them first", tensor=name)
+    return tensor.to("meta")
 
 
 def planned_configs(
@@ -282,22 +335,30 @@ def nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def size_of(text: str | int) -> int:
+def size_of(what: str, text: object) -> int:
     """Bytes of a size such as "5GB", of 10**9 bytes, or "512MiB". Raises ValueError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"max_shard_size must be a number of bytes or a text such as '5GB', got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    size = 0 if found is None else int(float(found[1]) * _UNITS.get(found[2].upper(), 0))
+    if size < 1:
+        raise ValueError(f"{what}: max_shard_size must be a number of bytes or a text such as '5GB', got {text!r}")
+    return size
 
 
 def in_shards(entries: Iterable[tuple[str, Mapping[str, torch.Tensor]]], most: int) -> list[Shard]:
-    """Shards of at most that many bytes, unless one entry is larger. The tensors of an entry stay together."""
+    """Shards of at most that many bytes, unless one entry is larger. The tensors of an entry stay together. Raises
+    CheckpointError for what files cannot hold."""
     shards, seen = [Shard()], {}
     for key, tensors in entries:
         size = sum(map(nbytes, tensors.values()))
         if shards[-1].keys and shards[-1].nbytes + size > most:
             shards.append(Shard())
-        for name in tensors:
+        for name, tensor in tensors.items():
+            if name == METADATA:
+                raise CheckpointError("a file has its own texts under this name", "rename the tensor", tensor=name)
+            if tensor.dtype not in _NAMES:
+                raise CheckpointError(
+                    f"files have no {tensor.dtype}, but {', '.join(DTYPES)}", "convert it", tensor=name
+                )
             if name in seen:
                 raise CheckpointError(
                     f"{seen[name]} and {key} would both be written as this tensor", "rename one of them", tensor=name

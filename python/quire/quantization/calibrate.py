@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -231,25 +231,31 @@ def calibrate(
 
     Raises:
         ValueError: for a recipe whose x has no static scale, for inputs that are not finite (naming the layer), for no
-            batches, or if the model has no linear layers.
+            batches, or if the model has no linear layers or cannot run because it is on the meta device.
         TypeError: for arguments of a wrong type.
     """
     check_type("calibrate", torch.nn.Module, model=model)
     check_type("calibrate", bool, shared=shared)
-    spec = _static_spec(as_recipe("calibrate", recipe))
-    found = list(listed("calibrate", batches))
+    spec = static_spec("calibrate", as_recipe("calibrate", recipe))
+    return calibration("calibrate", model, listed("calibrate", batches), spec, shared)
+
+
+def calibration(
+    what: str, model: torch.nn.Module, batches: list[Batch], spec: QuantSpec, shared: bool = True
+) -> CalibrationReport:
+    """calibrate(). what: the operation, for errors. spec: of x."""
     layers, foreign = layers_of(model), foreign_experts(model)
     if not layers and not foreign:
-        raise ValueError(f"calibrate: {type(model).__name__} has no linear layers, by itself or within")
-    amaxes, same = _Amaxes("calibrate", layers), SameInput()
+        raise ValueError(f"{what}: {type(model).__name__} has no linear layers, by itself or within")
+    amaxes, same = _Amaxes(what, layers), SameInput()
 
     def seen(matmul: Matmul, x: object, rows: list[torch.Tensor]) -> None:
         amaxes.see(matmul, rows)
         same.see(matmul, x)
 
     with running(model):
-        with watched(layers, seen), _unquantized(layers), callers_device():
-            for batch in found:
+        with watched(layers, seen), _unquantized(layers), callers_device(), on_meta_refused(what, model):
+            for batch in batches:
                 args, named = arguments(batch)
                 model(*args, **named)
         amaxes.reduce()
@@ -258,17 +264,31 @@ def calibrate(
         return amaxes.report(spec, tuple(foreign.values()))
 
 
-def _static_spec(recipe: Recipe | None) -> QuantSpec:
+@contextlib.contextmanager
+def on_meta_refused(what: str, model: torch.nn.Module) -> Iterator[None]:
+    """Raises ValueError if a model does not run because of a parameter on the meta device. Not before it has failed:
+    accelerate gives such parameters their values in the call."""
+    try:
+        yield
+    except RuntimeError as error:
+        name = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+        if name is None or "meta" not in str(error).lower():
+            raise
+        raise ValueError(f"{what}: {name} is on the meta device and has no values; load the weights first") from error
+
+
+def static_spec(what: str, recipe: Recipe | None) -> QuantSpec:
+    """The spec of x under the recipe. Raises ValueError if x has no static scale. what: the operation, for errors."""
     if recipe is None:
-        raise ValueError("calibrate: recipe must say the format of x, such as 'nvfp4' or 'fp8_current'; got None")
+        raise ValueError(f"{what}: recipe must say the format of x, such as 'nvfp4' or 'fp8_current'; got None")
     if recipe.weight_only:
         raise ValueError(
-            "calibrate: x is not quantized under the recipe, and has no scale; pass a recipe of x, such as 'nvfp4'"
+            f"{what}: x is not quantized under the recipe, and has no scale; pass a recipe of x, such as 'nvfp4'"
         )
     spec = QuantSpec(measured(recipe.input_spec))
     if spec.family not in ("nvfp4", "fp8_tensor") or "row_scaled" in spec.options:
         raise ValueError(
-            f"calibrate: x under {spec} has scales of its rows or blocks alone, which every call measures; a static "
+            f"{what}: x under {spec} has scales of its rows or blocks alone, which every call measures; a static "
             "scale is one of a tensor, under nvfp4 or fp8_tensor"
         )
     return spec

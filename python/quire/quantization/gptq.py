@@ -6,6 +6,7 @@ of the block among the format's own and its neighbours.
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -149,7 +150,8 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
     """The weight [N, K] under `spec`, rowwise, with the least squared error of the layer's result that this order of
     columns finds. damping: what is added to the diagonal of the Gram matrix, relative to its mean.
 
-    Columns of x that were always 0 have no influence; their weights are rounded to nearest.
+    Columns of x that were always 0 have no influence; their weights are rounded to nearest. Raises LinAlgError if the
+    damped Gram matrix cannot be factorized.
     """
     grid = Grid(QuantSpec(in_order(spec, False)))
     order = _order(moments.gram.diagonal(), grid.bytes.count if grid.bytes else 1)
@@ -164,10 +166,13 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
 
 
 def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix, which is written to."""
+    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix, which is written to, times a
+    power of 2. Raises LinAlgError if there is none."""
     diagonal = gram.diagonal()
     dead = diagonal == 0
     diagonal += damping * diagonal.mean() + dead
+    # A power of 4 changes no bit of the codes, and keeps the factor and squares of errors within float32.
+    gram *= 2.0 ** -(math.frexp(float(diagonal.mean()))[1] // 2 * 2)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
     return torch.linalg.cholesky(inverse, upper=True).float()
 

@@ -1,6 +1,7 @@
 """quantize_model(): a model's weights become codes, rounded to nearest or by a method that has less error."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -8,14 +9,14 @@ from typing import Literal
 import torch
 
 from quire.checks import check_type
-from quire.conversion.convert import Plan, Selection, carry_out, select
+from quire.conversion.convert import Plan, Selection, carry_out, check_chosen, select
 from quire.conversion.inference import check_gradients, inference_recipe
 from quire.conversion.report import keep_report
 from quire.functional import quantize
 from quire.nn.own_context import own_context, running
 from quire.nn.product_module import checked_recipe
 from quire.nn.stacked_experts import is_experts
-from quire.quantization.calibrate import calibrate, check_missing, give, scales_of
+from quire.quantization.calibrate import calibration, check_missing, give, on_meta_refused, scales_of, static_spec
 from quire.quantization.inputs import Batch, Matmul, listed, matmuls, uncompiled
 from quire.quantization.sequential import Gptq, keep
 from quire.recipe import Recipe, names
@@ -66,9 +67,9 @@ def quantize_model(
         filter: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module, name:
             "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
             embedding keeps its values, and the layer gets codes.
-        min_features: layers with fewer inputs or outputs are left out.
-        damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the
-            weights nearer to their values, which is safer with few batches.
+        min_features: layers with fewer inputs or outputs are left out; 0 or more.
+        damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean; finite and above
+            0. More keeps the weights nearer to their values, which is safer with few batches.
         missing_input_scale: for static scales: the scale of experts that got no tokens, as for CalibrationReport.apply.
         gradients: as for quire.convert; "input" lets low-rank adapters train on the quantized weights.
 
@@ -77,13 +78,16 @@ def quantize_model(
 
     Raises:
         ValueError: if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
-            inputs that are not finite, or for an unknown method.
+            inputs that are not finite, for an unknown method, or for a number out of range.
         TypeError: for arguments of a wrong type. The model is then unchanged.
+        RuntimeError: if a Gram matrix has no Cholesky factor, because damping is too small for the batches. The model
+            is then unchanged.
     """
     check_type("quantize_model", torch.nn.Module, model=model)
     check_type("quantize_model", str, method=method, missing_input_scale=missing_input_scale)
     check_type("quantize_model", float | int, damping=damping)
     check_missing("quantize_model", missing_input_scale)
+    check_chosen("quantize_model", filter, min_features)
     plan = _plan(recipe, method, batches, damping)
     check_gradients("quantize_model", gradients)
     plan = dataclasses.replace(plan, recipe=inference_recipe(plan.recipe, gradients))
@@ -136,8 +140,8 @@ def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
             f"quantize_model: method={method!r} reads no batches, and x has no static scale under the recipe; leave "
             "them out, use method='gptq', or give x the option 'given'"
         )
-    if not damping > 0:
-        raise ValueError(f"quantize_model: damping must be above 0, got {damping}; the default is 0.01")
+    if isinstance(damping, bool) or not 0 < damping < math.inf:
+        raise ValueError(f"quantize_model: damping must be finite and above 0, got {damping}; the default is 0.01")
     plan = Plan(inference_recipe(found), True, None)
     spec = QuantSpec(plan.recipe.weight_spec)
     if method == "4over6" and spec.family != "nvfp4":
@@ -174,10 +178,11 @@ def _scales(selection: Selection, batches: list[Batch], missing: str) -> dict[Ma
     if not batches or not recipe.static_input:
         return {}
     _check_adopted(selection, "a static scale")
-    report = calibrate(selection.model, batches, recipe)
+    what = "quantize_model"
+    report = calibration(what, selection.model, batches, static_spec(what, recipe))
     names = {layer: list(map(uncompiled, selection.found[layer])) for layer in selection.chosen}
     amaxes = {layer.name: layer.amax for layer in report.layers}
-    return scales_of("quantize_model", names, dict.fromkeys(names, recipe.input_spec), amaxes, missing)
+    return scales_of(what, names, dict.fromkeys(names, recipe.input_spec), amaxes, missing)
 
 
 def _check_adopted(selection: Selection, what: str) -> None:
@@ -213,7 +218,7 @@ def _gptq(
     model, layers = selection.model, _new(selection)
     names = {layer: selection.found[layer][0] for layer in layers}
     work = Gptq(model, names, selection.plan, damping, scales)
-    with running(model):
+    with running(model), on_meta_refused("quantize_model", model):
         work.quantize(batches)
     if work.unseen:
         warnings.warn(

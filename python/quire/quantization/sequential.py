@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from quire.checks import counted
 from quire.conversion.convert import Plan, adopt
 from quire.conversion.inference import inference_codes
 from quire.functional import quantize
@@ -239,11 +240,22 @@ class Gptq:
                         "in float32"
                     )
                 if of_group.rows:
-                    each.append(gptq(weight.detach(), of_group, self.weight_spec, self.damping))
+                    each.append(self._rounded(name, weight, of_group))
                 else:
                     self.unseen.append(name)
                     each.append(quantize(weight.detach(), self.weight_spec, columnwise=False))
             keep(self.made, one, each)
+
+    def _rounded(self, name: str, weight: torch.Tensor, moments: Moments) -> QuantizedTensor:
+        """The weight by GPTQ. name: of its input, for errors."""
+        try:
+            return gptq(weight.detach(), moments, self.weight_spec, self.damping)
+        except torch.linalg.LinAlgError as error:
+            raise RuntimeError(
+                f"quantize_model: the Gram matrix of the input of {name!r}, {counted(moments.rows, 'row')} of "
+                f"{len(moments.gram)} values, cannot be factorized with damping={self.damping:g}; pass a larger "
+                "damping, such as the default of 0.01, or more batches"
+            ) from error
 
     def _adopt(self, stage: Iterable[Matmul], twins: dict[torch.nn.Module, torch.nn.Module]) -> None:
         """Gives the twins of matmuls their codes and the recipe; other matmuls of their layers keep their weights."""

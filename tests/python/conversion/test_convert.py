@@ -245,10 +245,21 @@ def test_a_model_under_another_recipe_than_its_own_weights_says_what_to_do():
 
 def test_arguments_of_a_wrong_kind_are_named_and_change_nothing():
     model = blocks()
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got list"):
+    with pytest.raises(TypeError, match="convert: model must be a torch.nn.Module, got a list"):
         quire.convert([model], NVFP4)
-    with pytest.raises(TypeError, match="filter must be a function"):
-        quire.convert(model, NVFP4, ["lm_head"])
+    for converts in (quire.convert, quire.quantize_model):
+        name = converts.__name__
+        with pytest.raises(TypeError, match=f"^{name}: filter must be a function"):
+            converts(model, NVFP4, filter=["lm_head"])
+        for wrong in ("a", None, 1.5, True):
+            with pytest.raises(TypeError, match=f"^{name}: min_features must be an int, got {wrong!r}"):
+                converts(model, NVFP4, min_features=wrong)
+        with pytest.raises(ValueError, match=f"^{name}: min_features must be at least 0, got -1"):
+            converts(model, NVFP4, min_features=-1)
+    with pytest.raises(TypeError, match="^convert: tokens must be an int, got True"):
+        quire.convert(model, NVFP4, for_inference=True, tokens=True)
+    with pytest.raises(TypeError, match="^conversion_report: model must be a torch.nn.Module, got None"):
+        quire.conversion_report(None)
     with pytest.raises(ValueError, match="there is no recipe 'nvpf4'.*did you mean 'nvfp4'"):
         quire.convert(model, "nvpf4")
 

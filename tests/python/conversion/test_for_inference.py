@@ -477,6 +477,15 @@ def test_wrong_arguments_of_a_recommendation_are_refused():
         TypeError, match="tokens must be an int, .*got 'train'; the goal is passed as goal=.*'training'?"
     ):
         quire.recommend(blocks(), "train")
+    for options, error, text in (
+        ({"tokens": True}, TypeError, "tokens must be an int, .*got True"),
+        ({"min_features": None}, TypeError, "min_features must be an int, got None"),
+        ({"min_features": -1}, ValueError, "min_features must be at least 0, got -1"),
+    ):
+        with pytest.raises(error, match=f"^recommend: {text}"):
+            quire.recommend(blocks(), **options)
+    with pytest.raises(ValueError, match="weights are on the meta device, where no time can be measured; load them"):
+        quire.recommend(blocks().to("meta"))
 
 
 # ---------------------------------------------------------------- without a recipe

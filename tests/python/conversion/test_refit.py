@@ -328,6 +328,9 @@ def test_wrong_arguments_are_refused():
         quire.refit(made(1), made(2).state_dict())
     with pytest.raises(ValueError, match="the model has none of the names"):
         quire.refit(model, {"other": torch.ones(1)}, strict=False)
+    for strict in (True, False):
+        with pytest.raises(TypeError, match="refit: a key of weights must be a str, got 1"):
+            quire.refit(model, {1: torch.ones(1)}, strict=strict)
     with pytest.raises(ValueError, match="meta device"):
         quire.refit(copy.deepcopy(model).to("meta"), made(2).state_dict())
     expanded = served(made(1), "mxfp8")

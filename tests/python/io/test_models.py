@@ -430,21 +430,49 @@ def test_a_state_dict_carries_weights_into_another_model(source, tmp_path):
     assert raw(tmp_path / "b") == raw(source)
 
 
-def test_wrong_arguments_are_refused(source):
-    for options, error in (
-        ({"activations": "fp8_tensor:e9"}, ValueError),
-        ({"missing_input_scale": "1"}, ValueError),
-        ({"experts": "some"}, ValueError),
-    ):
-        with pytest.raises(error):
-            io.load(Model(), source, **options)
-    with pytest.raises(TypeError, match="model"):
-        io.load({}, source)
+FUSE = "quire.io.load: fuse must be a bool or a dict from the name of a layer of the model to the names of layers of"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"activations": "fp8_tensor:e9"}, ValueError, "quire.io.load: activations: spec: unknown option in"),
+        ({"activations": "nvfp4:given"}, ValueError, "activations='nvfp4:given' has a scale that somebody gives"),
+        ({"missing_input_scale": "1"}, ValueError, "quire.io.load: missing_input_scale must be one of"),
+        ({"experts": "some"}, ValueError, "quire.io.load: experts must be 'auto' or 'none', got 'some'"),
+        ({"strict": "no"}, TypeError, "quire.io.load: strict must be a bool, got 'no'"),
+        ({"rename": 1}, TypeError, "quire.io.load: rename must be a function, got 1"),
+        ({"rename": len}, TypeError, "quire.io.load: rename must return a str, got [0-9]+ for 'model"),
+        ({"path": None}, TypeError, "quire.io.load: path must be a path, got None"),
+        ({"model": {}}, TypeError, "quire.io.load: model must be a torch.nn.Module, got {}"),
+        *(({"fuse": fuse}, TypeError, FUSE) for fuse in (1, "qkv", ["qkv"], {"0": "ab"}, {1: ["a"]}, {"a": [1]})),
+    ],
+)
+def test_wrong_arguments_are_refused(source, options, error, text):
+    model = Model()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(error, match=text):
+        io.load(**{"model": model, "path": source} | options)
+    assert unchanged(model, state)
+
+
+def test_a_quantized_weight_of_an_embedding_is_refused(tmp_path):
     model = torch.nn.Sequential(torch.nn.Embedding(32, 64))
     tensors, _ = checkpoint_models.modelopt_nvfp4("0", 32, 64, scales=checkpoint_models.plain_scales(32, 4))
-    folder = Files(tensors, modelopt_config("NVFP4")).write(source.parent / "embedding")
+    folder = Files(tensors, modelopt_config("NVFP4")).write(tmp_path)
     with pytest.raises(io.CheckpointError, match="Embedding"):
         io.load(model, folder, activations="mxfp8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn, torch.complex64], ids=str)
+def test_a_layer_of_a_dtype_that_codes_do_not_have_is_refused_before_others_change(source, dtype):
+    model = Model()
+    layer = model.model.layers[1].self_attn.o_proj
+    layer.weight.data = layer.weight.data.to(dtype)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(io.CheckpointError, match=rf"{str(dtype)[6:]}, .*call model.float\(\)") as caught:
+        io.load(model, source)
+    assert caught.value.tensor == "model.layers.1.self_attn.o_proj.weight" and unchanged(model, state)
 
 
 def test_models_are_freed(source):

@@ -350,23 +350,165 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_wrong_arguments_are_refused(tmp_path):
+META, SPARSE, COMPLEX = torch.ones(2, device="meta"), torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.complex128)
+
+
+def _write(tensors: object, **options: object):
+    """A call that writes tensors, or what read() gives of the source."""
+    options = {"dialect": None} | options
+    return lambda source, to: io.write(to, io.read(source) if tensors is None else tensors, **options)
+
+
+def _stored_on_meta(source, to):
+    checkpoint = io.read(source)
+    return io.write(to, {"w": checkpoint.outline(next(iter(checkpoint.groups)))}, dialect="modelopt")
+
+
+def _save(module: torch.nn.Module, **options: object):
+    return lambda source, to: io.save(module, to, **options)
+
+
+def _convert(**options: object):
+    return lambda source, to: io.convert(source, to, **{"to": "quire"} | options)
+
+
+LINEAR = torch.nn.Linear(4, 4)
+#: What is called with a checkpoint and a folder that does not exist, its error, and words of that.
+WRONG = {
+    "read from no path": (lambda source, to: io.read(3), TypeError, "quire.io.read: path must be a path, got 3"),
+    "inspect no path": (
+        lambda source, to: io.inspect(None),
+        TypeError,
+        "quire.io.inspect: path must be a path, got None",
+    ),
+    "verify no path": (lambda source, to: io.verify(None), TypeError, "quire.io.verify: path must be a path, got None"),
+    "verify like no path": (lambda source, to: io.verify(source, 3), TypeError, "quire.io.verify: like must be a path"),
+    "diff with no path": (
+        lambda source, to: io.diff(source, None),
+        TypeError,
+        "quire.io.diff: b must be a path, got N",
+    ),
+    "run no path": (lambda source, to: io.run(None), TypeError, "quire.io.run: path must be a path, got None"),
+    "run no rows": (lambda source, to: io.run(source, 0), ValueError, "quire.io.run: tokens must be at least 1, got 0"),
+    "run parts of rows": (lambda source, to: io.run(source, 1.5), TypeError, "quire.io.run: tokens must be an int"),
+    "run a flag": (lambda source, to: io.run(source, True), TypeError, "quire.io.run: tokens must be an int, got True"),
+    "a missing scale of another kind": (
+        lambda source, to: io.read(source, missing_input_scale="zero"),
+        ValueError,
+        "quire.io.read: missing_input_scale must be one of",
+    ),
+    "a size in words": (
+        _write(None, dialect="modelopt", max_shard_size="five"),
+        ValueError,
+        "quire.io.write: max_shard_size must be a number of bytes or a text such as '5GB', got 'five'",
+    ),
+    "less than a byte": (_save(LINEAR, max_shard_size="0.2B"), ValueError, "quire.io.save: max_shard_size must be"),
+    "no such dialect": (_write(None, dialect="x"), io.CheckpointError, "there is no dialect 'x'"),
+    "a dialect by another name": (
+        _write(None, dialect="model-opt"),
+        io.CheckpointError,
+        "reads gguf and te and does not write.*did you mean 'modelopt'",
+    ),
+    "a number for a dialect": (_write(None, dialect=1), TypeError, "quire.io.write: dialect must be a str, got 1"),
+    "save as a number": (_save(LINEAR, dialect=1), TypeError, "quire.io.save: dialect must be a str, got 1"),
+    "no tensor": (_write({"a": 3}), TypeError, "StoredWeight or a plain tensor"),
+    "quantized without a dialect": (_write(None), io.CheckpointError, "no dialect says how"),
+    "write to no path": (
+        lambda source, to: io.write(None, {}, dialect=None),
+        TypeError,
+        "quire.io.write: path must be",
+    ),
+    "a number for a name": (_write({1: torch.ones(1)}), TypeError, "quire.io.write: a key of tensors must be a str, g"),
+    "a name of the header": (_write({"__metadata__": torch.ones(1)}), io.CheckpointError, "__metadata__: .*; rename t"),
+    "a tensor without values": (_write({"a": META}), io.CheckpointError, "a: the tensor is on the meta device and has"),
+    "a layer without values": (_stored_on_meta, io.CheckpointError, "w: the weight is on the meta device and has no v"),
+    "a sparse tensor": (
+        _write({"a": SPARSE}),
+        TypeError,
+        r"quire.io.write: a: tensor must be a dense .*\.to_dense\(\)",
+    ),
+    "a dtype that files lack": (_write({"a": COMPLEX}), io.CheckpointError, "a: files have no torch.complex128, but"),
+    "a model without values": (
+        _save(torch.nn.Linear(4, 4, device="meta")),
+        io.CheckpointError,
+        "weight: the model has no values for it, as on the meta device .*; load the values first",
+    ),
+    "a layer that has not run": (
+        _save(torch.nn.LazyLinear(4)),
+        io.CheckpointError,
+        "weight: the model has no values f",
+    ),
+    "a number for a configuration": (_write({}, config=1), TypeError, "quire.io.write: config must be a dict, got 1"),
+    "a number for a key": (
+        _write({}, config={1: 2}),
+        TypeError,
+        "quire.io.write: a key of config must be a str, got 1",
+    ),
+    "no JSON": (_write({}, config={"a": {1}}), TypeError, "quire.io.write: config must have a form in JSON: Object of"),
+    "a file elsewhere": (
+        _write({}, config={"../a.json": {}}),
+        ValueError,
+        "quire.io.write: a file of config must be in the folder itself.*got '../a.json'",
+    ),
+    "the index": (
+        _write({}, config={"model.safetensors.index.json": {}}),
+        ValueError,
+        "and not be the index, wh",
+    ),
+    "a configuration that nobody reads": (
+        _write({}, config={"config.json": 1}),
+        TypeError,
+        "quire.io.write: config.json must be a dict, got 1",
+    ),
+    "convert from no path": (
+        lambda source, to: io.convert(None, to, to="quire"),
+        TypeError,
+        "quire.io.convert: src must be a path, got None",
+    ),
+    "convert to no path": (
+        lambda source, to: io.convert(source, None, to="quire"),
+        TypeError,
+        "quire.io.convert: dst must be a path, got None",
+    ),
+    "a number for a filter": (_convert(filter=1), TypeError, "quire.io.convert: filter must be a function, got 1"),
+    "codes of a given scale": (
+        _convert(requantize="nvfp4:given"),
+        ValueError,
+        "quire.io.convert: requantize='nvfp4:given' needs a scale from somebody.*leave the option 'given' out",
+    ),
+    "codes of random numbers": (
+        _convert(requantize="nvfp4:sr"),
+        ValueError,
+        "quire.io.convert: requantize='nvfp4:sr' needs a seed, and there is none; leave the option 'sr' out",
+    ),
+    "codes of no format": (
+        _convert(requantize="fp9"),
+        ValueError,
+        "quire.io.convert: requantize: spec: unknown family in '>>fp9<<'",
+    ),
+    "a number for a spec": (
+        _convert(requantize=9),
+        TypeError,
+        "quire.io.convert: requantize must be a str or a QuantSpec",
+    ),
+}
+for name in ("exact", "overwrite"):
+    for call, made in (("save", _save(LINEAR, **{name: "no"})), ("convert", _convert(**{name: "no"}))):
+        WRONG[f"{call}, {name} in words"] = made, TypeError, f"quire.io.{call}: {name} must be a bool, got 'no'"
+    WRONG[f"write, {name} in words"] = (
+        _write({}, **{name: 0}),
+        TypeError,
+        f"quire.io.write: {name} must be a bool, got 0",
+    )
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_arguments_are_refused_and_nothing_is_written(what, tmp_path):
+    call, error, text = WRONG[what]
     source = KINDS["modelopt NVFP4"]().write(tmp_path / "a")
-    with pytest.raises(ValueError, match="missing_input_scale"):
-        io.read(source, missing_input_scale="zero")
-    with pytest.raises(TypeError, match="path"):
-        io.read(3)
-    with pytest.raises(ValueError, match="max_shard_size"):
-        io.write(tmp_path / "b", io.read(source), dialect="modelopt", max_shard_size="five")
-    with pytest.raises(io.CheckpointError, match="there is no dialect 'x'"):
-        io.write(tmp_path / "b", io.read(source), dialect="x")
-    with pytest.raises(io.CheckpointError, match="reads gguf and te and does not write.*did you mean 'modelopt'"):
-        io.write(tmp_path / "b", io.read(source), dialect="model-opt")
-    with pytest.raises(TypeError, match="StoredWeight or a plain tensor"):
-        io.write(tmp_path / "b", {"a": 3}, dialect=None)
-    with pytest.raises(io.CheckpointError, match="no dialect says how"):
-        io.write(tmp_path / "b", io.read(source), dialect=None)
-    assert not (tmp_path / "b").exists()
+    with pytest.raises(error, match=text):
+        call(source, tmp_path / "b")
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
 def test_plain_tensors_are_no_checkpoint_of_a_dialect(tmp_path):

@@ -140,6 +140,20 @@ def test_payloads_of_another_kind_are_refused(value):
         te_state(value)
 
 
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(
+    ("model", "state_dict", "text"),
+    [
+        (None, {}, "model must be a torch.nn.Module, got None"),
+        (torch.nn.ReLU(), None, "state_dict must be a dict, got None"),
+        (torch.nn.ReLU(), {1: 2}, "a key of state_dict must be a str, got 1"),
+    ],
+)
+def test_states_of_what_is_no_model_are_refused(model, state_dict, text):
+    with pytest.raises(TypeError, match=f"te_states: {text}"):
+        te_states(model, state_dict)
+
+
 # --------------------------------------------------------------- quantized tensors
 
 

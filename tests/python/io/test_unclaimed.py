@@ -98,12 +98,12 @@ def test_codes_of_joined_layers_are_values_too(tmp_path):
     assert np.array_equal(fused["qkv_proj"].weight.detach().numpy(), true, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [F4, torch.int32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [F4, torch.int32, torch.int64, torch.bool, torch.complex64], ids=str)
 def test_a_parameter_gets_no_codes_and_no_counts(dtype, tmp_path):
     tensor = codes(F4) if dtype == F4 else torch.ones(32, 64, dtype=dtype)
     source, layer = Files({"a.weight": tensor}).write(tmp_path), model()
     before = layer["a"].weight.detach().clone()
-    with pytest.raises(io.CheckpointError, match="codes or counts") as caught:
+    with pytest.raises(io.CheckpointError, match="codes, counts or complex numbers") as caught:
         io.load(layer, source, scale=1 if dtype == F4 else None)
     assert caught.value.tensor == "a.weight" and torch.equal(layer["a"].weight, before)
 

@@ -121,6 +121,14 @@ def test_what_cannot_be_calibrated_is_refused(model, arguments, error, text):
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
+def test_a_model_on_the_meta_device_is_refused(model):
+    with pytest.raises(ValueError, match="calibrate: gate.weight is on the meta device and has no values; load the w"):
+        quire.calibrate(model.to("meta"), [torch.ones(2, 32)], "nvfp4")
+    mixed = nn.Sequential(nn.Linear(32, 32, device="meta"), nn.Linear(32, 32))
+    with pytest.raises(ValueError, match="quantize_model: 0.weight is on the meta device and has no values; load the"):
+        quire.quantize_model(mixed, "mxfp8", [torch.ones(2, 32)], "gptq", filter=lambda module, name: name == "1")
+
+
 def test_a_model_without_linear_layers_is_refused():
     with pytest.raises(ValueError, match="ReLU has no linear layers"):
         quire.calibrate(nn.ReLU(), [torch.ones(2)], "nvfp4")

@@ -249,14 +249,46 @@ def test_each_group_of_a_grouped_linear_is_quantized_by_its_own_rows(single):
         (("nvfp4", torch.ones(2, 64), "gptq"), TypeError, "for one batch pass"),
         (("nvfp4", [3], "gptq"), TypeError, "a batch must be"),
         (("nvfp4", [torch.full((2, 64), float("nan"))], "gptq"), ValueError, "the input of 'blocks.0.q' is not finite"),
+        (
+            ("x=nvfp4:given,w=nvfp4,dy=mxfp8", [torch.full((2, 64), float("nan"))], "rtn"),
+            ValueError,
+            "the input of 'blocks.0.q' is not finite",
+        ),
+        *(
+            (
+                ("nvfp4", [torch.ones(2, 64)], "gptq", damping),
+                ValueError,
+                f"damping must be finite and above 0, got {damping}",
+            )
+            for damping in (float("inf"), float("nan"), 0, -1.0, True)
+        ),
+        (
+            ("nvfp4", [correlated(2, 64, 0)], "gptq", 1e-30),
+            RuntimeError,
+            "2 rows of 64 values, cannot be factorized with damping=1e-30; pass a larger damping, such as the default",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(stack, arguments, error, text):
     model, _, x = stack
     y = model(x)
-    with pytest.raises(error, match="quantize_model: .*" + text.replace("(", r"\(")):
-        quire.quantize_model(model, *arguments)
+    arguments, damping = arguments[:3], {"damping": arguments[3]} if len(arguments) > 3 else {}
+    with pytest.raises(error, match="^quantize_model: .*" + text.replace("(", r"\(")):
+        quire.quantize_model(model, *arguments, **damping)
     assert torch.equal(model(x), y) and type(model.head) is nn.Linear and model.training
+
+
+@pytest.mark.parametrize("spec", ["nvfp4", "mxfp8", "fp8_row"])
+def test_the_largest_damping_lets_no_column_make_up_for_another(spec):
+    """With 1e12 what a column takes over is below the last place of float32."""
+    codes = []
+    for damping in (1e12, 1e100, 1e300):
+        layer = nn.Linear(64, 32, bias=False)
+        layer.weight.data = correlated(32, 64, 1)
+        batches = [correlated(100, 64, 2)]
+        quire.quantize_model(layer, f"x=none,w={spec},dy=none", batches, "gptq", damping=damping)
+        codes.append(layer.weight.dequantize())
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
 
 
 def test_a_tied_embedding_keeps_its_values():
