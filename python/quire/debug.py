@@ -12,7 +12,7 @@ import torch
 from quire.checks import check_type, check_type_or_none, signed64
 from quire.nn.own_context import in_eager_mode
 from quire.nn.running_layers import paths_of, told
-from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
+from quire.tensor import QuantizedTensor, QuantSpec, as_matrix, named_buffers
 
 
 def cast(x: torch.Tensor, format: str) -> torch.Tensor:
@@ -23,9 +23,12 @@ def cast(x: torch.Tensor, format: str) -> torch.Tensor:
         format: the element format: "e4m3", "e5m2", "e2m1", "e3m2" or "e2m3".
 
     Raises:
+        TypeError: unless x is a tensor and format a text.
         RuntimeError: for another dtype or format.
     """
-    return torch.ops.quire.debug_cast(x, format)
+    check_type("debug.cast", torch.Tensor, x=x)
+    check_type("debug.cast", str, format=format)
+    return torch.ops.quire.debug_cast(as_matrix(x), format).reshape(x.shape)
 
 
 def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
@@ -37,8 +40,11 @@ def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
         signs: the random signs of the recipes; False: the plain Hadamard matrix.
 
     Raises:
+        TypeError: unless x is a tensor and signs a bool.
         RuntimeError: for another dtype.
     """
+    check_type("debug.rht", torch.Tensor, x=x)
+    check_type("debug.rht", bool, signs=signs)
     return torch.ops.quire.debug_rht(x, signs)
 
 
@@ -52,8 +58,10 @@ def swizzle(scale: torch.Tensor) -> torch.Tensor:
         Uint8 [outer rounded up to 128, blocks rounded up to 4], padded with 0.
 
     Raises:
+        TypeError: unless scale is a tensor.
         RuntimeError: for another dtype or number of dimensions.
     """
+    check_type("debug.swizzle", torch.Tensor, scale=scale)
     return torch.ops.quire.debug_swizzle(scale)
 
 
@@ -66,8 +74,11 @@ def unswizzle(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         cols: the number of its columns.
 
     Raises:
+        TypeError: unless swizzled is a tensor and the sizes are ints.
         RuntimeError: if swizzled does not have the dtype and the number of elements that swizzle() returns.
     """
+    check_type("debug.unswizzle", torch.Tensor, swizzled=swizzled)
+    check_type("debug.unswizzle", int, rows=rows, cols=cols)
     return torch.ops.quire.debug_unswizzle(swizzled, rows, cols)
 
 
@@ -83,10 +94,11 @@ def philox(seed: int, offset: int, blocks: torch.Tensor) -> torch.Tensor:
         Int64 [n, 4].
 
     Raises:
-        TypeError: for a seed or offset that is not an int.
+        TypeError: for a seed or offset that is not an int, and for blocks that are no tensor.
         ValueError: for a seed or offset of more than 64 bits.
         RuntimeError: for other blocks.
     """
+    check_type("debug.philox", torch.Tensor, blocks=blocks)
     return torch.ops.quire.debug_philox(blocks, signed64(seed, "seed"), signed64(offset, "offset"))
 
 
@@ -114,16 +126,19 @@ def delayed_update(
     Raises:
         RuntimeError: for shapes that do not agree or an unknown algorithm.
         ValueError: for a maximum that is not positive and finite or a margin out of range.
-        TypeError: if one of the two is not a number.
+        TypeError: if one of the two is not a number, another argument is not a tensor, or algorithm is not a text.
     """
-    check_type("delayed_update", int, margin=margin)
-    check_type("delayed_update", float, maximum=maximum)
+    what = "debug.delayed_update"
+    check_type(what, torch.Tensor, history=history, scale=scale, amax=amax)
+    check_type(what, str, algorithm=algorithm)
+    check_type(what, int, margin=margin)
+    check_type(what, float | int, maximum=maximum)
     if not 0 < maximum < math.inf or not -255 <= margin <= 255:
         raise ValueError(
-            "delayed_update: maximum must be finite and above 0, and margin between -255 and 255; got "
-            f"{maximum!r} and {margin!r}"
+            f"{what}: maximum must be finite and above 0, and margin between -255 and 255; got {maximum!r} and "
+            f"{margin!r}"
         )
-    return torch.ops.quire.debug_delayed_update(history, scale, amax, algorithm, maximum, margin)
+    return torch.ops.quire.debug_delayed_update(history, scale, amax, algorithm, float(maximum), margin)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.autocast import active_recipe, recipe_of
-from quire.checks import check_type
+from quire.checks import check_type, check_type_or_none
 from quire.distributed.fully_sharded import fsdp_groups
 from quire.nn.own_context import in_eager_mode
 from quire.nn.product_module import ProductModule
@@ -317,11 +317,12 @@ def explain(function: Callable, *args: object, verbose: bool | None = None, **kw
             operands and kernels; `kernel` is the name of the kernel that ran.
 
     Raises:
-        TypeError: if function cannot be called.
-        RuntimeError: for a function that calls a model that fully_shard shards: pass the model itself. Errors of the
-            function reach the caller.
+        TypeError: if function cannot be called, or verbose is no bool or None.
+        RuntimeError: for a function that calls a model that fully_shard shards: pass the model itself. Also within
+            another explain and within a compiled function. Errors of the function reach the caller.
     """
     check_type("explain", Callable, function=function)
+    check_type_or_none("explain", bool, verbose=verbose)
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "explain: not available within a compiled function; call it on the function that is compiled"

@@ -1,6 +1,7 @@
 """The operators as plain functions of tensors and texts."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from quire.checks import check_type, check_type_or_none, describe, signed64
 from quire.loading import library
 from quire.loading.deferred import assume_constant_result
-from quire.loading.devices import runs_later
+from quire.loading.devices import check_device, runs_later
 from quire.loading.transforms import requires_grad
 from quire.tensor import (
     BUFFER_NAMES,
@@ -22,6 +23,7 @@ from quire.tensor import (
     from_results,
     named_buffers,
 )
+from quire.tensor.spec import as_spec
 
 #: The buffers of a quantized operand, in the order of quire.tensor.BUFFER_NAMES and None where absent, or () for none.
 Buffers = Sequence[torch.Tensor | None]
@@ -220,15 +222,22 @@ def activations() -> dict[str, tuple[int, list[str]]]:
 
 
 def activation_text(what: str, name: str, parameters: Mapping[str, float] | None) -> str:
-    """The text of an activation and its parameters for the operators. what: the module, for errors."""
+    """The text of an activation and its parameters for the operators. what: the module, for errors. Raises
+    NotImplementedError for an unknown name, TypeError or ValueError for other parameters."""
     if name not in activations():
         raise NotImplementedError(
             f"{what}: activation={name!r} is not available; use one of {', '.join(activations())}"
         )
-    _, known = activations()[name]
-    if wrong := [key for key in parameters or {} if key not in known]:
+    check_type_or_none(what, Mapping, activation_params=parameters)
+    given, (_, known) = parameters or {}, activations()[name]
+    if wrong := [key for key in given if key not in known]:
         raise ValueError(f"{what}: activation_params has {wrong[0]!r}, but {name} takes {', '.join(known) or 'none'}")
-    return ":".join([name, *(f"{key}={float(value)!r}" for key, value in (parameters or {}).items())])
+    check_type(what, float | int, **given)
+    for key, value in given.items():
+        if not math.isfinite(value) or (key == "limit" and value < 0):
+            rule = "finite and at least 0" if key == "limit" else "finite"
+            raise ValueError(f"{what}: {key} of activation_params must be {rule}, got {value}")
+    return ":".join([name, *(f"{key}={float(value)!r}" for key, value in given.items())])
 
 
 def activation_inputs(name: str) -> int:
@@ -280,7 +289,8 @@ def quantize(
             spec with stochastic rounding needs a seed.
         offset: the place in the random stream: a 64-bit number, signed or unsigned.
         scale: float32 [1]. Without the option `given`: multiplies x before the cast, instead of a scale from x's own
-            amax; fp8_tensor only (numerics.md 1.5). With the option `given`, which needs it: the static scale, stored
+            amax; fp8_tensor only (numerics.md 1.5). Its value is not checked: under 0 and NaN all decodes to NaN, and
+            under infinity to 0 or NaN. With the option `given`, which needs it: the static scale, stored
             unchanged. It is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global`
             (numerics.md 2.5, 5.9).
         amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor
@@ -293,8 +303,9 @@ def quantize(
 
     Raises:
         ValueError: for a wrong spec, or a missing or out-of-range seed.
-        RuntimeError: for a wrong x or scale.
-        TypeError: if one of them is not a tensor.
+        RuntimeError: for a dtype or layout of x that is not taken, for a scale or amax of another size, dtype or device
+            or that the spec does not take, and if rowwise and columnwise are both False.
+        TypeError: for an argument of another type.
 
     Examples:
         >>> q = quire.quantize(torch.randn(32, 64), "mxfp8")
@@ -302,10 +313,16 @@ def quantize(
         (torch.uint8, torch.Size([32, 2]))
     """
     check_type("quantize", torch.Tensor, x=x)
+    check_type("quantize", bool, rowwise=rowwise, columnwise=columnwise)
     check_type_or_none("quantize", torch.Tensor, scale=scale)
-    spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
+    spec = as_spec("quantize", spec)
     if spec.stochastic and seed is None:
         raise ValueError(f"quantize: {spec} rounds stochastically and needs a seed; pass seed= an int")
+    if amax is not None and not (isinstance(amax, list | tuple) and len(amax) == 2):
+        raise TypeError(
+            f"quantize: amax must be a pair of amaxes, rowwise and columnwise, got {describe(amax)}; quire.amax "
+            "returns one, and either can be None"
+        )
     rowwise_amax, columnwise_amax = (None, None) if amax is None else amax
     check_type_or_none("quantize", torch.Tensor, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax)
     arguments = (rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale)
@@ -338,26 +355,32 @@ def amax(
         columnwise: whether to compute the columnwise amax.
 
     Raises:
-        RuntimeError: for specs whose scales depend only on blocks (mxfp8, mxfp4, fp8_block).
+        TypeError: for an argument of another type.
+        ValueError: for a wrong spec.
+        RuntimeError: for specs whose scales depend only on blocks (mxfp8, mxfp4, fp8_block), for another dtype or
+            layout of x, and if rowwise and columnwise are both False.
     """
     check_type("amax", torch.Tensor, x=x)
-    spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
+    check_type("amax", bool, rowwise=rowwise, columnwise=columnwise)
+    spec = as_spec("amax", spec)
     found = torch.ops.quire.amax(as_matrix(x.detach()), spec.text, rowwise, columnwise)
     return found[0] if rowwise else None, found[1] if columnwise else None
 
 
-def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def dequantize(q: QuantizedTensor | QuantizedActivation, dtype: torch.dtype | None = None) -> torch.Tensor:
     """q.dequantize(dtype).
 
     Args:
-        q: a QuantizedTensor.
+        q: a QuantizedTensor or a QuantizedActivation.
         dtype: float32, float16 or bfloat16. None: the dtype of q.
 
     Returns:
         The decoded values, a plain tensor.
 
     Raises:
-        TypeError: for a plain tensor.
+        TypeError: for a plain tensor, and for what is no dtype.
+        RuntimeError: for another dtype.
+        ValueError: if q stores only columnwise codes of its Hadamard transform.
     """
     if not isinstance(q, QuantizedTensor | QuantizedActivation):
         raise TypeError(
@@ -379,8 +402,11 @@ def synchronize(device: torch.device | str | None = None) -> None:
         device: None: the current accelerator. On a CPU there is nothing to wait for.
 
     Raises:
-        RuntimeError: for that error, and for a device on which quire cannot compute.
+        RuntimeError: for that error, for a device that PyTorch or this machine does not have, and for one on which
+            quire cannot compute.
+        TypeError: for what names no device.
     """
+    check_device("synchronize", device)
     device = torch.accelerator.current_accelerator(check_available=True) if device is None else torch.device(device)
     if device is None:
         return

@@ -14,14 +14,14 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 
 from quire.autocast import is_batch_invariant_enabled
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_dense, check_type, check_type_or_none, describe
 from quire.loading.devices import HOST
 from quire.loading.transforms import at_the_end
 from quire.tensor import QuantizedTensor, QuantSpec
@@ -64,6 +64,8 @@ class LinearRunner:
     w: str | QuantSpec | None = None
 
     def _register(self, name: str) -> int:
+        check_type("LinearRunner", torch.Tensor, weight=self.weight)
+        _check_bias("LinearRunner", bias=self.bias)
         stack = _stack("LinearRunner: weight", [self.weight], self.w, bias=self.bias, input_scale=self.input_scale)
         x = _of_inputs(self.x, stack)
         return torch.ops.quire.runner_register_linear(name, x, *_joined("LinearRunner", stack))
@@ -114,6 +116,9 @@ class MoERunner:
     weight_on_input: bool = False
 
     def _register(self, name: str) -> int:
+        check_type("MoERunner", str, activation=self.activation)
+        check_type("MoERunner", bool, weight_on_input=self.weight_on_input)
+        check_type_or_none("MoERunner", torch.Tensor, shared_w13=self.shared_w13, shared_w2=self.shared_w2)
         stacks = [self._part("w13", self.w13), self._part("w2", self.w2)]
         if (self.shared_w13 is None) != (self.shared_w2 is None):
             raise ValueError("MoERunner: a shared expert has shared_w13 and shared_w2; pass both, or neither")
@@ -131,6 +136,7 @@ class MoERunner:
 
     def _part(self, name: str, weights: Weights) -> _Stack:
         bias, input_scale = getattr(self, f"{name}_bias"), getattr(self, f"{name}_input_scale")
+        _check_bias("MoERunner", **{f"{name}_bias": bias})
         return _stack(f"MoERunner: {name}", weights, self.w, bias=bias, input_scale=input_scale)
 
 
@@ -152,7 +158,8 @@ class PythonRunner:
         experts: 0: the runner is a linear layer. Otherwise it is a mixture of that many experts.
         device: the device of the tensors; None: torch's default device.
 
-    register() raises TypeError for arguments of a wrong type.
+    register() raises TypeError for arguments of a wrong type, and RuntimeError for sizes out of range and for a text
+    that names no device.
     """
 
     function: Callable[..., torch.Tensor]
@@ -166,7 +173,15 @@ class PythonRunner:
         check_type("PythonRunner", Callable, function=self.function)
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "experts": self.experts}
         check_type("PythonRunner", int, **sizes)
-        device = torch.get_default_device() if self.device is None else torch.device(self.device)
+        numbers = f"{self.in_features}, {self.out_features} and {self.experts}"
+        if min(self.in_features, self.out_features) < 1 or self.experts < 0:
+            raise RuntimeError(
+                "PythonRunner: in_features, out_features and experts (of a mixture) must be at least 1; got "
+                f"{numbers}; experts=0 is a linear layer"
+            )
+        if max(sizes.values()) >= 2**63:
+            raise RuntimeError(f"PythonRunner: sizes must be below 2**63; got {numbers}")
+        device = _device(self.device)
         number = next(_numbers)
         _functions[number] = self.function
         described = getattr(self.function, "__qualname__", type(self.function).__name__)
@@ -177,6 +192,15 @@ class PythonRunner:
         except Exception:
             _functions.pop(number, None)
             raise
+
+
+def _device(given: str | torch.device | None) -> torch.device:
+    try:
+        return torch.get_default_device() if given is None else torch.device(given)
+    except (RuntimeError, TypeError):
+        raise RuntimeError(
+            f"PythonRunner: device must be a torch.device or its text, such as 'cpu' or 'cuda:0', got {describe(given)}"
+        ) from None
 
 
 class RunnerHandle:
@@ -242,7 +266,7 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
         name: the name by which operators can find it. "": it has none.
 
     Raises:
-        TypeError: for an object that is not a runner.
+        TypeError: for an object that is not a runner, and for a runner's argument of another type.
         ValueError: for a spec that does not exist, and for a weight that is no matrix.
         RuntimeError: for sizes that do not agree, for a dtype that is not float32, float16 or bfloat16, and for a name
             that another runner has.
@@ -360,6 +384,10 @@ def _of(operator: Any, runner: object) -> Any:
     return operator.by_name if isinstance(runner, str) else operator.default
 
 
+#: A number of features, which a graph may not know.
+_SIZE = int | torch.SymInt
+
+
 def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
     """y `[*, out_features]` of x `[*, K]`, both bfloat16, computed by a registered runner. For inference: no gradient.
 
@@ -374,9 +402,13 @@ def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features
         out_features: the number of features of y, which is that of the runner.
 
     Raises:
-        RuntimeError: if there is no such runner then, or if it has another kind, device or size. Within
-            quire.batch_invariant also if x has one scale for all tokens.
+        TypeError: for an argument of another type.
+        RuntimeError: if x is not bfloat16, if there is no such runner then, or if it has another kind, device or size.
+            Within quire.batch_invariant also if x has one scale for all tokens.
     """
+    if not isinstance(x, torch.Tensor) or not isinstance(out_features, _SIZE):  # a call of one token takes microseconds
+        check_type("nvfp4_linear", torch.Tensor, x=x)
+        check_type("nvfp4_linear", _SIZE, out_features=out_features)
     return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features, is_batch_invariant_enabled())
 
 
@@ -396,7 +428,13 @@ def nvfp4_moe(
         topk_ids: int32 [T, k], the experts of each token. -1 is no expert.
         runner: as for `nvfp4_linear`.
         hidden_size: the number of features of y.
+
+    Raises:
+        TypeError: for an argument of another type.
+        RuntimeError: if a dtype or a size does not fit; otherwise as nvfp4_linear().
     """
+    check_type("nvfp4_moe", torch.Tensor, hidden_states=hidden_states, topk_weights=topk_weights, topk_ids=topk_ids)
+    check_type("nvfp4_moe", _SIZE, hidden_size=hidden_size)
     operator = _of(torch.ops.quire.nvfp4_moe, runner)
     return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size, is_batch_invariant_enabled())
 
@@ -420,7 +458,16 @@ def nvfp4_moe_routed(
         runner: as for `nvfp4_linear`.
         hidden_size: the number of features of y.
         expert_bias: [E]. Added to the scores that select the experts.
+
+    Raises:
+        TypeError: for an argument of another type.
+        RuntimeError: if a dtype, a size or the routing does not fit; otherwise as nvfp4_linear().
     """
+    what = "nvfp4_moe_routed"
+    check_type(what, torch.Tensor, hidden_states=hidden_states, router_logits=router_logits)
+    check_type_or_none(what, torch.Tensor, expert_bias=expert_bias)
+    check_type(what, str, routing=routing)
+    check_type(what, _SIZE, hidden_size=hidden_size)
     operator = _of(torch.ops.quire.nvfp4_moe_routed, runner)
     return operator(
         hidden_states, router_logits, expert_bias, routing, named(runner), hidden_size, is_batch_invariant_enabled()
@@ -475,21 +522,45 @@ def _stack(
     bias: torch.Tensor | None,
     input_scale: Scale | None,
 ) -> _Stack:
-    check_type_or_none("runners", torch.Tensor, bias=bias)
     options = _ABSENT if bias is None else bias.detach(), _scales(what, input_scale)
     if isinstance(weights, QuantizedTensor) or not isinstance(weights, torch.Tensor):
+        if not isinstance(weights, Iterable):
+            raise TypeError(f"{what} must be a tensor, or a sequence of tensors, got {describe(weights)}")
         weights = list(weights)
         for weight in weights:
             check_type(what, torch.Tensor, weight=weight)
         if not weights:
             raise ValueError(f"{what}: the sequence is empty; pass a tensor for each expert")
         if not any(isinstance(weight, QuantizedTensor) for weight in weights):
+            _check_alike(what, weights)
             weights = torch.stack([weight.detach() for weight in weights])
     if isinstance(weights, torch.Tensor):
         if weights.dim() != 3:
             raise ValueError(f"{what} must be a matrix for each expert, got the shape {list(weights.shape[1:])}")
         return _Stack([weights.detach()], list(weights.shape), _text(w or "nvfp4"), *options)
     return _Stack(*_quantized(what, weights, w), *options, quantized=True)
+
+
+def _check_alike(what: str, weights: Sequence[torch.Tensor]) -> None:
+    first = weights[0]
+    for weight in weights:
+        if (weight.shape, weight.device) != (first.shape, first.device):
+            raise RuntimeError(
+                f"{what} must have one shape and device for all experts, got {list(first.shape)} on {first.device} and "
+                f"{list(weight.shape)} on {weight.device}; pass weights of experts that are alike"
+            )
+
+
+def _check_bias(what: str, **biases: torch.Tensor | None) -> None:
+    """The operators would name the weight."""
+    given = {name: bias for name, bias in biases.items() if bias is not None}
+    check_type(what, torch.Tensor, **given)
+    check_dense(what, **given)
+    for name, bias in given.items():
+        if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise RuntimeError(
+                f"{what}: {name} must be float32, float16 or bfloat16, got {bias.dtype}; convert it with .to()"
+            )
 
 
 def _scales(what: str, scale: Scale | None) -> torch.Tensor:

@@ -283,6 +283,21 @@ CASES = {
         ValueError,
         "quire.LayerNorm: eps must be finite and at least 0, got -1e-05",
     ),
+    "a network whose activation has no limit": (
+        lambda: quire.LayerNormMLP(4, 4, activation="clamped_swiglu", activation_params={"limit": math.nan}),
+        ValueError,
+        "quire.LayerNormMLP: limit of activation_params must be finite and at least 0, got nan",
+    ),
+    "a mixture whose activation has text": (
+        lambda: quire.MoE(4, 4, 4, activation="clamped_swiglu", activation_params={"alpha": "a"}),
+        TypeError,
+        "quire.MoE: alpha must be a number, got 'a'",
+    ),
+    "a network whose parameters are a number": (
+        lambda: quire.LayerNormMLP(4, 4, activation="clamped_swiglu", activation_params=1),
+        TypeError,
+        "quire.LayerNormMLP: activation_params must be a dict, got 1",
+    ),
     "a norm of a flag": (lambda: quire.LayerNorm(True), ValueError, "must be one or more sizes, got True"),
     "a norm of fewer than none": (
         lambda: quire.LayerNorm([4, -4]),

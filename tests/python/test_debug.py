@@ -16,8 +16,43 @@ def test_cast_keeps_shape_and_lists_formats():
     x = torch.tensor([[[1.0, -0.0], [1e9, float("nan")]]])
     assert quire.debug.cast(x, "e4m3").tolist() == [[[0x38, 0x80], [0x7E, 0x7F]]]
     assert quire.debug.cast(x.half(), "e2m1").tolist() == [[[2, 8], [7, 7]]]
+    assert quire.debug.cast(x[0, 0, 0], "e4m3").tolist() == 0x38
     with pytest.raises(RuntimeError, match="unknown element format 'e9m9'; use one of e4m3, e5m2, e2m1"):
         quire.debug.cast(x, "e9m9")
+
+
+WRONG_KINDS = {
+    "codes of None": (lambda: quire.debug.cast(None, "e4m3"), "debug.cast: x must be a tensor, got None"),
+    "codes in no format": (lambda: quire.debug.cast(torch.ones(4), None), "debug.cast: format must be .* got None"),
+    "a transform of None": (lambda: quire.debug.rht(None), "debug.rht: x must be a tensor, got None"),
+    "signs of None": (lambda: quire.debug.rht(torch.ones(16, 16), None), "debug.rht: signs must be a bool, got None"),
+    "a layout of None": (lambda: quire.debug.swizzle(None), "debug.swizzle: scale must be a tensor, got None"),
+    "scales of None": (
+        lambda: quire.debug.unswizzle(None, 1, 1),
+        "debug.unswizzle: swizzled must be a tensor, got None",
+    ),
+    "half a row": (
+        lambda: quire.debug.unswizzle(torch.ones(4), 0.5, 1),
+        "debug.unswizzle: rows must be an int, got 0.5",
+    ),
+    "words of None": (lambda: quire.debug.philox(0, 0, None), "debug.philox: blocks must be a tensor, got None"),
+    "a history of None": (
+        lambda: quire.debug.delayed_update(None, torch.ones(1), torch.ones(1)),
+        "debug.delayed_update: history must be a tensor, got None",
+    ),
+    "no algorithm": (
+        lambda: quire.debug.delayed_update(torch.ones(4, 1), torch.ones(1), torch.ones(1), algorithm=None),
+        "debug.delayed_update: algorithm must be .* got None",
+    ),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_an_argument_of_a_wrong_kind_is_refused_in_words(name):
+    call, words = WRONG_KINDS[name]
+    with pytest.raises(TypeError, match=words):
+        call()
 
 
 @pytest.mark.cpu_only
@@ -51,6 +86,7 @@ def test_a_delayed_update_changes_nothing_in_place():
     new_history, new_scale = quire.debug.delayed_update(history, scale, torch.tensor([3.0]))
     assert new_history.tolist() == [[0.0], [2.0], [5.0], [3.0]] and new_scale == torch.tensor(448.0) / 5
     assert history[0] == 3 and scale == 1
+    assert quire.debug.delayed_update(history, scale, torch.tensor([3.0]), maximum=448)[1] == new_scale
     with pytest.raises(RuntimeError, match="debug_delayed_update"):
         quire.debug.delayed_update(history, scale, torch.zeros(2))
 

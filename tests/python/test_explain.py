@@ -375,6 +375,8 @@ def test_an_exception_ends_the_explanation_and_restores(make_layer, make_x):
         assert len(quire.explain(layer, x).products) == 3
         with pytest.raises(RuntimeError, match="this thread is inside quire.explain already; call it once at a time"):
             quire.explain(lambda: quire.explain(layer, x))
+        with pytest.raises(TypeError, match="explain: verbose must be a bool, got 'a'"):
+            quire.explain(layer, x, verbose="a")
         assert len(quire.explain(layer, x).products) == 3
 
 

@@ -107,7 +107,7 @@ MISTAKES = {
     ),
     "a text of an unknown format": (
         lambda: quire.autocast(recipe="x=mxfp9,w=mxfp8,dy=mxfp8"),
-        "autocast: spec: unknown family in '>>mxfp9<<'; use one of fp8_tensor",
+        "autocast: CustomRecipe: x: spec: unknown family in '>>mxfp9<<'; use one of fp8_tensor",
     ),
     "a text with another format's option": (
         lambda: quire.autocast(recipe="x=mxfp8:16x16,w=mxfp8,dy=mxfp8"),
@@ -290,7 +290,7 @@ MISTAKES = {
     ),
     "a recipe for a spec": (
         lambda: quire.quantize(x(), MXFP8BlockScaling()),
-        "expected a text such as ... got MXFP8BlockScaling ... such as recipe.input_spec",
+        "expected a text such as ... got a MXFP8BlockScaling ... such as recipe.input_spec",
     ),
     "values to decode": (lambda: quire.dequantize(x()), "dequantize: expected what quire.quantize returns, got Tensor"),
     "weights that are not quantized to prepack": (

@@ -3,15 +3,20 @@
 It is not in state_dict, so that checkpoints fit both quire.Linear and torch.nn.Linear.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, describe
+from quire.delayed.rules import rule_of
 from quire.delayed.state import DelayedState
+from quire.recipe import DelayedScaling, Format
 
 #: Kind of tensor -> its slots for one group.
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
+#: What quire.delayed.step.rule_text() writes. Names of functions and of groups may be anything.
+_RULE = re.compile(rf"[^,]+,({'|'.join(Format.__members__)}),\d+,.+,.+,\w+(,.*)?", re.DOTALL)
 
 
 def _states(model: torch.nn.Module) -> Iterator[tuple[str, DelayedState]]:
@@ -59,35 +64,96 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
         state: the result of `delayed_state`.
 
     Raises:
-        ValueError: if the model has no layer of that name, or if a value does not fit. The state is then unchanged.
+        TypeError: for a model or a state of another type.
+        ValueError: if the model has no layer of that name, or if a value does not fit: a scale must be finite and > 0,
+            and an amax must not be negative or NaN (it is inf after an overflow).
+        RuntimeError: if the state has more different rules than a thread can have. After each of these errors the
+            state of the model is unchanged.
     """
-    check_type("set_delayed_state", Mapping, state=state)
+    what, remedy = "set_delayed_state", "pass what quire.delayed_state gave for this model"
+    check_type(what, torch.nn.Module, model=model)
+    check_type(what, Mapping, state=state)
     own = dict(_states(model))
-    if unexpected := sorted(state.keys() - own.keys()):
-        raise ValueError(
-            f"set_delayed_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}; pass "
-            "what quire.delayed_state gave for this model"
-        )
+    check_names(what, remedy, state, own)
     for name, value in state.items():
-        _check(name, value, own[name].groups)
+        check_state(what, remedy, name, value, own[name])
+    for name, value in state.items():
+        if own[name].usable:
+            rule_of(value["rule"])  # which raises the RuntimeError before anything is written
     for name, target in own.items():
         if target.usable:
             _write(target, state.get(name))
 
 
-def _check(name: str, value: Mapping[str, object], groups: int) -> None:
+def check_names(
+    what: str,
+    remedy: str,
+    state: Mapping[str, object],
+    own: Mapping[str, object],
+    *,
+    all_of_them: bool = False,
+    kind: str = "layers",
+) -> None:
+    """Raises ValueError if a state names layers that the model has not, or does not name all of them. own: the layers
+    of the model, by name. kind: what the names are of."""
+    missing = own.keys() - state.keys() if all_of_them else set()
+    for names, words in (
+        (missing, f"the model has {kind} that the state has not"),
+        (state.keys() - own.keys(), f"the state has {kind} that the model has not"),
+    ):
+        if names:
+            raise ValueError(f"{what}: {words}: {', '.join(map(repr, sorted(names, key=repr)))}; {remedy}")
+
+
+def check_state(what: str, remedy: str, name: str, value: Mapping[str, object], own: DelayedState) -> None:
+    """Raises ValueError unless a value of delayed_state() fits a layer's state. what: the operation that takes it."""
     if not isinstance(value, Mapping) or value.keys() != {"rule", *_KINDS} or not isinstance(value["rule"], str):
         raise ValueError(
-            f"set_delayed_state: the state of {name!r} must be a dict of 'rule', a str, and {', '.join(_KINDS)}; "
-            f"got {list(value) if isinstance(value, Mapping) else value!r}"
+            f"{what}: the state of {name!r} must be a dict of 'rule', a str, and {', '.join(_KINDS)}; "
+            f"got {list(value) if isinstance(value, Mapping) else describe(value)}; {remedy}"
         )
-    for kind, slots in ((kind, groups * slots) for kind, slots in _KINDS.items()):
-        tensor, history = value[kind], kind.startswith("amax_history")
-        fits = isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and tensor.dim() == 1 + history
-        if not fits or tensor.shape[-1] != slots or (history and len(tensor) == 0):
-            what = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
-            shape = f"[L, {slots}] with L > 0" if history else f"[{slots}]"
-            raise ValueError(f"set_delayed_state: {kind} of {name!r} must be float32 {shape}, got {what}")
+    if not _RULE.fullmatch(value["rule"]):
+        raise ValueError(
+            f"{what}: rule of {name!r} must be the text of a DelayedScaling, such as {DelayedScaling().rule()!r}; got "
+            f"{value['rule']!r}; {remedy}"
+        )
+    for kind in _KINDS:
+        if problem := _problem(kind, value[kind], own):
+            raise ValueError(f"{what}: {kind} of {name!r} {problem}; {remedy}")
+
+
+def _problem(kind: str, value: object, own: DelayedState) -> str | None:
+    """Why a value is no tensor of that kind of a layer's state."""
+    history, slots = kind.startswith("amax_history"), own.groups * _KINDS[kind]
+    if (
+        not is_plain(value, torch.float32, may_be_meta=not own.usable)
+        or value.dim() != 1 + history
+        or value.shape[-1] != slots
+        or (history and len(value) == 0)
+    ):
+        shape = f"[L, {slots}] with L > 0" if history else f"[{slots}]"
+        return f"must have values and be dense float32 {shape}, got {received(value)}"
+    if not own.usable:
+        return None  # nothing is written
+    wrong = value[~(value >= 0)] if history else value[~((value > 0) & value.isfinite())]  # of NaN nothing holds
+    rule = "must not be negative or NaN" if history else "must be finite and > 0"
+    return f"{rule}, got {wrong[0].item()}" if len(wrong) else None
+
+
+def is_plain(value: object, dtype: torch.dtype, may_be_meta: bool) -> bool:
+    """Whether a value is a dense tensor of that dtype, with values unless it may be without."""
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout != torch.strided:
+        return False
+    return value.dtype == dtype and (may_be_meta or not value.is_meta)
+
+
+def received(value: object) -> str:
+    """A value as an error shows it that expects a tensor of a state."""
+    if not isinstance(value, torch.Tensor):
+        return describe(value)
+    shape = "nested" if value.is_nested else f"{list(value.shape)}"
+    layout = "" if value.layout == torch.strided else f" {value.layout}"
+    return f"{value.dtype} {shape}{layout}{' on meta' if value.is_meta else ''}"
 
 
 def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None) -> None:
@@ -140,13 +206,36 @@ def _new(state: DelayedState) -> dict[str, torch.Tensor]:
 
 
 def unpadded_state(
-    state: Mapping[str, Mapping[str, torch.Tensor]], rule: str
+    what: str, remedy: str, model: torch.nn.Module, state: Mapping[str, Mapping[str, torch.Tensor]], rule: str
 ) -> dict[str, dict[str, torch.Tensor | str]]:
-    """Converts the result of padded_state() to the argument of set_delayed_state()."""
-    found = {}
+    """Converts the result of padded_state() to an argument of set_delayed_state() that it does not refuse for this
+    model. Raises ValueError for what is no such result. what: the operation that takes it."""
+    found, own = {}, dict(_states(model))
+    check_names(what, remedy, state, own, all_of_them=True)
     for name, value in state.items():
-        used = dict(zip(("fwd", "bwd"), value["used"].tolist(), strict=True))
-        if max(used.values()):
-            histories = {f"amax_history_{one}": value[f"amax_history_{one}"][:rows] for one, rows in used.items()}
-            found[name] = {kind: value[kind] for kind in _KINDS} | histories | {"rule": rule}
+        if not isinstance(value, Mapping) or value.keys() != {*_KINDS, "used"}:
+            raise ValueError(
+                f"{what}: the state of {name!r} must be a dict of {', '.join(_KINDS)} and 'used'; got "
+                f"{list(value) if isinstance(value, Mapping) else describe(value)}; {remedy}"
+            )
+        used = value["used"]
+        if not is_plain(used, torch.int64, may_be_meta=not own[name].usable) or tuple(used.shape) != (2,):
+            raise ValueError(
+                f"{what}: used of {name!r} must have values and be dense int64 [2], got {received(used)}; {remedy}"
+            )
+        whole = {kind: value[kind] for kind in _KINDS} | {"rule": rule}
+        check_state(what, remedy, name, whole, own[name])
+        if not own[name].usable:
+            continue
+        rows = dict(zip(("amax_history_fwd", "amax_history_bwd"), used.tolist(), strict=True))
+        if not any(rows.values()):
+            continue  # it had not run
+        if not all(0 < n <= len(value[kind]) for kind, n in rows.items()):
+            raise ValueError(
+                f"{what}: used of {name!r} must be the rows in use of its two histories, or 0 of both if it has not "
+                f"run; got {used.tolist()} of {[len(value[kind]) for kind in rows]}; {remedy}"
+            )
+        found[name] = whole | {kind: value[kind][:n] for kind, n in rows.items()}
+    if found:
+        rule_of(rule)  # which raises if there are too many
     return found

@@ -97,10 +97,19 @@ def quantize(
         Its six buffers; the third is the amax.
 
     Raises:
-        TypeError: if x or scale is not a tensor.
+        TypeError: if x or scale is not a tensor, or slot is not an int.
+        ValueError: for a slot that scale does not have.
         RuntimeError: for another dtype.
     """
     check_type("delayed.quantize", torch.Tensor, x=x, scale=scale)
+    check_type("delayed.quantize", int, slot=slot)
+    if scale.dim() != 1:
+        raise ValueError(f"delayed.quantize: scale must have one dimension, as fwd_scale; got {list(scale.shape)}")
+    if not 0 <= slot < scale.shape[0]:
+        raise ValueError(
+            f"delayed.quantize: slot must be from 0 to {scale.shape[0] - 1}, one of the {scale.shape[0]} elements of "
+            f"scale, got {slot}"
+        )
     options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
     if is_exporting():
         # run_decompositions() turns detach() into an alias, whose codes would want a gradient again.

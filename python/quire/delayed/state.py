@@ -11,6 +11,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from quire.checks import check_type
 from quire.delayed.rules import Rule, rule_of, text_of
 from quire.loading.deferred import mark_static
 from quire.loading.devices import has_values, runs_later
@@ -61,11 +62,19 @@ class DelayedState:
             histories.
         rule: the same rule as Python knows it. Runs of compiled graphs do not change it, and reading `usage` would make
             the host wait for the device.
+
+    Raises:
+        TypeError: for groups or reduced of another type.
+        ValueError: for groups less than 1.
     """
 
     reduced = True
 
     def __init__(self, device: torch.device | str | None = None, groups: int = 1, reduced: bool = True) -> None:
+        check_type("DelayedState", int, groups=groups)
+        check_type("DelayedState", bool, reduced=reduced)
+        if groups < 1:
+            raise ValueError(f"DelayedState: groups must be at least 1, got {groups}; 1 is for one scale of all tokens")
         self.groups, self.reduced = groups, reduced
         self.reset(device)
         _register(self)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import distributed
 
-from quire.checks import check_type
+from quire.checks import check_type, describe
 from quire.distributed import check_ranks
 from quire.distributed.check_ranks import agree_in_graph
 from quire.distributed.code_payload import axes_of, why_not
@@ -96,6 +96,7 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
             too.
 
     Raises:
+        TypeError: for a model or a mesh of another type.
         ValueError: for a mesh of several dimensions.
         NotImplementedError: for delayed scaling, for weights that are quantized or DTensors already, and for main_grad
             and delay_wgrad_compute. The model is then unchanged.
@@ -104,6 +105,11 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
 
     check_type("shard_weights", torch.nn.Module, model=model)
     recipe = as_recipe("shard_weights", recipe)
+    if not isinstance(mesh, distributed.device_mesh.DeviceMesh):
+        raise TypeError(
+            "shard_weights: mesh must be a DeviceMesh of one dimension, such as torch.distributed.device_mesh."
+            f"init_device_mesh('cuda', (8,)), got {describe(mesh)}"
+        )
     if mesh.ndim != 1:
         raise ValueError(f"shard_weights: mesh must have one dimension, such as mesh['dp'], got {mesh}")
     if recipe is not None and recipe.delayed():

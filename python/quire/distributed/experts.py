@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import distributed
 
+from quire.checks import check_type_or_none
 from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import broadcast, name_of, named_group, the_group
@@ -20,8 +21,21 @@ from quire.tensor.spec import TILES
 
 #: What happens to a rank's rows that exceed the capacity.
 OVERFLOWS = ("raise", "drop")
+#: As what rows travel to the ranks of their experts.
+DISPATCHES = ("values", "codes")
 #: First of the names for groups that nobody has named.
 _NAME = "quire:ep"
+
+
+def check_exchange(what: str, capacity: int | None, overflow: str, dispatch: str, prefix: str = "") -> None:
+    """Raises TypeError or ValueError for options of an exchange that there are not. what: who takes them; prefix: how
+    it begins their names."""
+    check_type_or_none(what, int, **{f"{prefix}capacity": capacity})
+    if capacity is not None and capacity < 1:
+        raise ValueError(f"{what}: {prefix}capacity must be at least 1, got {capacity}; None is for any number of rows")
+    for name, known, given in (("overflow", OVERFLOWS, overflow), ("dispatch", DISPATCHES, dispatch)):
+        if given not in known:
+            raise ValueError(f"{what}: {prefix}{name} must be {' or '.join(map(repr, known))}, got {given!r}")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def name_group(group: "distributed.ProcessGroup", name: str) -> str:
         ValueError: if another group has the name, and for a name with a comma.
     """
     check_type("name_group", str, name=name)
-    _check_group("name_group", group)
+    check_group("name_group", group=group)
     if not name or "," in name:
         raise ValueError(f"name_group: a name must have at least one character and no comma, got {name!r}")
     known = named_group(name)
@@ -112,9 +112,11 @@ def _backends(group: "distributed.ProcessGroup") -> dict[str, str]:
     return dict(pair.split(":") for pair in distributed.get_backend_config(group).split(","))
 
 
-def _check_group(what: str, group: object) -> None:
-    if not distributed.is_available() or not isinstance(group, distributed.ProcessGroup):
-        raise TypeError(
-            f"{what}: group must be a process group, such as torch.distributed.new_group(...) or "
-            f"mesh['tp'].get_group(), got {group!r}"
-        )
+def check_group(what: str, **groups: object) -> None:
+    """Raises TypeError for what is no process group. what: the operation; groups: by the names of its arguments."""
+    for name, group in groups.items():
+        if not distributed.is_available() or not isinstance(group, distributed.ProcessGroup):
+            raise TypeError(
+                f"{what}: {name} must be a process group, such as torch.distributed.new_group(...) or "
+                f"mesh['tp'].get_group(), got {group!r}"
+            )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import distributed
 
-from quire.checks import check_type
+from quire.checks import check_type, describe
 from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import broadcast, name_of, named_group, the_group
@@ -52,8 +52,9 @@ class Parallel:
             while another one is multiplied (docs/distributed-reference.md). None: each exchange is one collective.
 
     Raises:
-        ValueError: for another mode, for an unknown name, for a reduce that is not a spec, and for overlap="ring"
-            without sequence=True.
+        TypeError: for a value of another type.
+        ValueError: for another mode, for an unknown name, for a size that is not that of the group, for parts that are
+            not multiples of size, for a reduce that is no such spec, and for overlap="ring" without sequence=True.
     """
 
     mode: str
@@ -70,16 +71,19 @@ class Parallel:
 
     def __post_init__(self) -> None:
         check_type("Parallel", bool, sequence=self.sequence, reduce_gradients=self.reduce_gradients)
-        check_type("Parallel", str, reduce=self.reduce)
+        check_type("Parallel", int, size=self.size)
+        check_reduce("Parallel", self.reduce)
         if self.mode not in MODES:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
-        if self.parts and self.mode == "row":
-            raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not shard; got {self.parts}")
+        _check_parts(self.parts, self.mode)
         _check_overlap(self.overlap, self.sequence)
         name = (self.group or "") if isinstance(self.group, str | None) else name_of(self.group)
         group = named_group(name) if name else None
-        if not name and self.size < 1:
-            raise ValueError("Parallel: there is no group; pass one, or the number of its ranks as size=")
+        if self.size < 0 or not (name or self.size):
+            raise ValueError(
+                f"Parallel: size must be the number of ranks, and may be left out if there is a group; got {self.size} "
+                f"{'with' if name else 'without'} one; pass a group, or the number of its ranks as size="
+            )
         if group is None and not self.size:
             raise ValueError(
                 f"Parallel: no process group is named {name!r}; pass the group, or name it with "
@@ -88,6 +92,11 @@ class Parallel:
         size = self.size or group.size()
         if group is not None and size != group.size():
             raise ValueError(f"Parallel: the group {name!r} has {group.size()} ranks, got size={size}")
+        if any(part % size for part in self.parts):
+            raise ValueError(
+                f"Parallel: each of the parts {self.parts} of the outputs must be a multiple of the {size} ranks of "
+                f"{name!r}; choose other sizes or another group"
+            )
         text = f"{self.mode},group={name},size={size}"
         options = (f",reduce={self.reduce}" if self.reduce else "") + ",own_gradients" * (not self.reduce_gradients)
         self._set(group=name, size=size, parts=tuple(self.parts), text=text + options)
@@ -99,9 +108,6 @@ class Parallel:
         with_tokens = self if self.sequence else other
         ring = "" if self.overlap is None else f",overlap={self.overlap}"
         with_tokens._set(text=f"{text},sequence{ring}{options}")
-        if self.reduce and name:
-            what = f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}"
-            check_parallel(what, self.text)
         if check_ranks.enabled():
             check_ranks.run_eagerly()
 
@@ -146,7 +152,8 @@ class Parallel:
         return PiecesOfTensor.of(t, along, places, t.shape[along] * self.size)
 
     def of_parts(self, *parts: int) -> "Parallel":
-        """This Parallel with these parts. Raises ValueError if it has other parts."""
+        """This Parallel with these parts. Raises ValueError if it has other parts, and if they are not multiples of
+        size."""
         if self.parts not in ((), parts):
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
         return dataclasses.replace(self, parts=parts)
@@ -160,17 +167,12 @@ class Parallel:
         return dataclasses.replace(self, mode="row", parts=())
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
-        """in_features and out_features of one process. Raises ValueError if they, or parts, are not multiples of size,
-        or parts are not those of out_features."""
+        """in_features and out_features of one process. Raises ValueError if they are not multiples of size, or parts
+        are not those of out_features."""
         if self.parts and sum(self.parts) != out_features:
             raise ValueError(f"{what}: parallel.parts must make up out_features={out_features}, got {self.parts}")
         whole = out_features if self.mode == "column" else in_features
         name = "out_features" if self.mode == "column" else "in_features"
-        if any(size % self.size for size in self.parts):
-            raise ValueError(
-                f"{what}: each of the parts {self.parts} of the outputs must be a multiple of the {self.size} "
-                f"ranks of {self.group!r}; choose other sizes or another group"
-            )
         if whole % self.size:
             raise ValueError(
                 f"{what}: {name}={whole} must be a multiple of the {self.size} ranks of {self.group!r}; choose "
@@ -231,6 +233,28 @@ class Parallel:
                 "set_tensor_parallel_group(group) on it in all of them"
             )
         return the_group(self.group)
+
+
+def check_reduce(what: str, reduce: str) -> None:
+    """Raises TypeError or ValueError for a Parallel.reduce that is not available. what: who takes it."""
+    check_type(what, str, reduce=reduce)
+    if not reduce:
+        return
+    rule = f"{what}: reduce must be '', 'float32' or a spec such as 'mxfp8', got {reduce!r}"
+    check_parallel(rule, f"row,group=any,size=1,reduce={reduce}")
+    if "," in reduce:  # the text of another option followed it
+        raise ValueError(f"{rule}: a spec has no comma; pass other options to Parallel by their names")
+    if "given" in reduce.split(":"):
+        raise ValueError(f"{rule}: nobody gives the scale of a sum; remove 'given'")
+
+
+def _check_parts(parts: tuple[int, ...], mode: str) -> None:
+    if not isinstance(parts, tuple | list) or not all(isinstance(part, int) for part in parts):
+        raise TypeError(f"Parallel: parts must be a tuple of ints, such as (1024, 256); got {describe(parts)}")
+    if any(part < 0 for part in parts):
+        raise ValueError(f"Parallel: parts must not be negative, got {parts}; pass the outputs of each matrix")
+    if parts and mode == "row":
+        raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not shard; got {parts}")
 
 
 def _check_overlap(overlap: str | None, sequence: bool) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type, check_type_or_none
-from quire.distributed.parallel import Parallel, refuse_quantized, sharded_dims
+from quire.distributed.experts import check_exchange
+from quire.distributed.parallel import Parallel, check_reduce, refuse_quantized, sharded_dims
 from quire.distributed.placements import check_own_parameter, is_dtensor
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
@@ -45,7 +46,7 @@ class _Style(ParallelStyle):
             raise RuntimeError(f"{what}: this PyTorch was built without torch.distributed; install one that has it")
         check_type_or_none(what, Placement, input_layouts=input_layouts, output_layouts=output_layouts)
         check_type(what, bool, use_local_output=use_local_output)
-        check_type(what, str, reduce=reduce)
+        check_reduce(what, reduce)
         if overlap not in (None, "ring"):
             raise ValueError(f"{what}: overlap must be None or 'ring', got {overlap!r}")
         self.input_layouts = input_layouts or (Replicate() if self.mode == "column" else Shard(-1))
@@ -111,8 +112,9 @@ class ColumnParallel(_Style):
 
     Raises:
         NotImplementedError: for other modules, for a gated LayerNormMLP and for quantized weights.
-        ValueError: if sizes are not multiples of the mesh's size, and for a mesh of several dimensions. The module is
-            then unchanged.
+        TypeError: for an argument of another type.
+        ValueError: for a reduce or an overlap that a Parallel does not take. When the style is applied: if sizes are
+            not multiples of the mesh's size, and for a mesh of several dimensions. The module is then unchanged.
     """
 
     mode = "column"
@@ -154,13 +156,16 @@ class ExpertParallel(ParallelStyle):
 
     Raises:
         NotImplementedError: for another module, for quantized experts, and for parameters that are DTensors already.
-        ValueError: if the number of experts is not a multiple of the number of ranks, and for a mesh of more than two
-            dimensions. The module is then unchanged.
+        TypeError: for a capacity of another type.
+        ValueError: for a capacity less than 1, for another overflow or dispatch. When the style is applied: if the
+            number of experts is not a multiple of the number of ranks, and for a mesh of more than two dimensions. The
+            module is then unchanged.
     """
 
     def __init__(self, *, capacity: int | None = None, overflow: str = "raise", dispatch: str = "values") -> None:
         if not distributed.is_available():
             raise RuntimeError("ExpertParallel: this PyTorch was built without torch.distributed; install one with it")
+        check_exchange("ExpertParallel", capacity, overflow, dispatch)
         self.exchange = {"capacity": capacity, "overflow": overflow, "dispatch": dispatch}
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:

@@ -49,12 +49,20 @@ def permute(
         A Permuted.
 
     Raises:
-        TypeError: for what is no tensor.
+        TypeError: for an argument of another type.
         RuntimeError: if an argument does not fit, on the CPU also for ids that are not experts.
         NotImplementedError: for a QuantizedTensor whose rows share scales, that needs a gradient or that has weights.
     """
     check_type("permute", torch.Tensor | QuantizedActivation, x=x)
     check_type("permute", torch.Tensor, topk_ids=topk_ids)
+    check_type("permute", int, num_experts=num_experts)
+    check_type_or_none("permute", torch.Tensor, weights=weights)
+    check_type_or_none("permute", int | torch.SymInt, num_rows=num_rows)
+    if isinstance(x, torch.Tensor) and x.dtype == torch.uint8:  # codes, which the operator moves too
+        raise RuntimeError(
+            f"permute: x must be float32, float16 or bfloat16, or a QuantizedTensor, got {x.dtype}; convert it with "
+            ".to()"
+        )
     # A graph leaves it to the operator, which takes sizes that nobody knows yet.
     values = not torch.compiler.is_compiling() and isinstance(x, torch.Tensor)
     matrices = values and topk_ids.dim() == x.dim() == 2

@@ -5,9 +5,11 @@ from typing import NamedTuple
 import torch
 
 from quire import functional
-from quire.checks import check_type, check_type_or_none
+from quire.checks import check_dense, check_type, check_type_or_none, describe
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Routing(NamedTuple):
@@ -94,18 +96,70 @@ def routing_text(
     group_topk: int | None = None,
     group_best: int | None = None,
     scaling_factor: float = 1.0,
+    num_experts: int | None = None,
 ) -> str:
-    """The options of route() as the operator's text, for a topk of at least 1. Raises its errors for values without a
-    text."""
+    """The options of route() as the operator's text, for a topk of at least 1. Raises its errors.
+
+    num_experts: for the errors that the operator raises when it sees the logits. None: leave them to it.
+    """
     numbers = {"topk": topk, "num_groups": num_groups, "group_topk": group_topk, "group_best": group_best}
     check_type_or_none("route", int, **numbers)
+    check_type("route", bool, softmax_after_topk=softmax_after_topk, renormalize=renormalize)
     check_type("route", float | int, scaling_factor=scaling_factor)
-    # This would be an error about the operator's text, which the caller has not written.
+    # These would be errors about the operator's text, which the caller has not written.
     if score_function not in SCORE_FUNCTIONS:
         raise RuntimeError(f"route: score_function must be one of {SCORE_FUNCTIONS}, got {score_function!r}")
+    if softmax_after_topk and score_function != "softmax":
+        raise RuntimeError(
+            f"route: softmax_after_topk is for softmax, got {score_function!r}, which scores each expert alone; leave "
+            "it out"
+        )
+    if softmax_after_topk and renormalize:
+        raise RuntimeError(
+            "route: renormalize has nothing to do after softmax_after_topk, whose weights have sum 1; leave one of "
+            "them out"
+        )
+    if not 0 <= scaling_factor <= _LARGEST:
+        raise RuntimeError(
+            "route: scaling_factor must be finite in float32 and not negative, got "
+            f"{describe(scaling_factor)}; pass 1.0 for none"
+        )
+    if num_groups is not None or group_topk is not None or group_best is not None:
+        _check_groups(topk, num_groups, group_topk, group_best, num_experts)
     options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
     return ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
+
+
+def _check_groups(
+    topk: int, num_groups: int | None, group_topk: int | None, group_best: int | None, num_experts: int | None
+) -> None:
+    if num_groups is None and group_topk is None:
+        raise RuntimeError(f"route: group_best is for groups; pass num_groups and group_topk too, got {group_best}")
+    if num_groups is None or group_topk is None:
+        raise RuntimeError(
+            f"route: num_groups and group_topk belong together, got {num_groups} and {group_topk}; pass both or none"
+        )
+    for name, value in (("num_groups", num_groups), ("group_topk", group_topk), ("group_best", group_best)):
+        if value is not None and value < 1:
+            raise RuntimeError(f"route: {name} must be at least 1 or None, got {value}")
+    if group_topk > num_groups:
+        raise RuntimeError(f"route: group_topk must not exceed num_groups = {num_groups}, got {group_topk}")
+    if group_best is None and topk < group_topk:
+        raise RuntimeError(
+            f"route: group_best would be topk // group_topk = {topk} // {group_topk} = 0; pass group_best"
+        )
+    if num_experts is None:
+        return
+    if num_experts % num_groups:
+        raise RuntimeError(f"route: num_groups must divide the number of experts, {num_experts}, got {num_groups}")
+    size, best = num_experts // num_groups, topk // group_topk if group_best is None else group_best
+    if best > size:
+        raise RuntimeError(f"route: group_best must not exceed the experts of a group, {size}, got {best}")
+    if topk > group_topk * size:
+        raise RuntimeError(
+            f"route: topk must not exceed the experts of group_topk groups, {group_topk} * {size}, got {topk}"
+        )
 
 
 def limit_capacity(
@@ -125,7 +179,7 @@ def limit_capacity(
         capacity: the number of entries that each expert accepts.
 
     Raises:
-        RuntimeError: for ids or a capacity that do not fit.
+        RuntimeError: for weights, ids or a capacity that do not fit.
         TypeError: for arguments of a wrong type.
     """
     check_type("limit_capacity", torch.Tensor, topk_weights=topk_weights, topk_ids=topk_ids)
@@ -134,6 +188,15 @@ def limit_capacity(
         raise RuntimeError(
             "limit_capacity: topk_weights and topk_ids must have the same shape; got "
             f"{list(topk_weights.shape)} and {list(topk_ids.shape)}; pass both results of route()"
+        )
+    if topk_weights.dtype != torch.float32:
+        raise RuntimeError(
+            f"limit_capacity: topk_weights must be float32, got {topk_weights.dtype}; pass both results of route()"
+        )
+    if topk_weights.device != topk_ids.device:
+        raise RuntimeError(
+            f"limit_capacity: topk_weights and topk_ids must be on one device, got {topk_weights.device} and "
+            f"{topk_ids.device}; move one with .to(device)"
         )
     ids = functional.limit_capacity(topk_ids, num_experts, capacity)
     return torch.where(ids >= 0, topk_weights, 0.0), ids
@@ -147,10 +210,17 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
         score_function: that of route().
 
     Raises:
-        ValueError: for another one.
-        TypeError: if logits is not a tensor.
+        ValueError: for another score_function, and for logits without a dimension.
+        TypeError: if logits is not a dense tensor of such a dtype.
     """
     check_type("scores", torch.Tensor, logits=logits)
+    check_dense("scores", logits=logits)
+    if logits.dtype not in _FLOATS:
+        raise TypeError(
+            f"scores: logits must be float32, float16 or bfloat16, got {logits.dtype}; convert them with .float()"
+        )
+    if logits.dim() == 0:
+        raise ValueError("scores: logits must have at least 1 dimension, got a scalar; use .reshape(1)")
     logits = logits.float()
     if score_function == "softmax":
         return logits.softmax(-1)
@@ -172,10 +242,11 @@ def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
         num_experts: the number of experts.
 
     Raises:
-        TypeError: for what is no tensor.
+        TypeError: for topk_ids that is no tensor, or num_experts that is no int.
         RuntimeError: for ids that are not int32, on the CPU also for ids that are not experts.
     """
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
+    check_type("tokens_per_expert", int, num_experts=num_experts)
     _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
 
@@ -198,22 +269,50 @@ def load_balancing_loss(
             treated as a constant. With loads after dropping, the loss would be smaller where more is dropped. For the
             loss over all ranks, sum it over ranks, and pass total_num_tokens (a number or a tensor, T by default) for
             all ranks too.
-        topk: the number of experts of each token.
+        topk: the number of experts of each token, from 1 to E.
         coeff: the factor of the loss.
         total_num_tokens: the number of tokens of all ranks, an int or a tensor. None: T.
 
     Raises:
-        ValueError: for other shapes.
-        TypeError: for arguments that are not tensors.
+        ValueError: for other shapes, dtypes or devices, and for numbers out of range.
+        TypeError: for arguments of another type.
     """
-    check_type("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
-    _check_loads("load_balancing_loss", tokens_per_expert, "probs", probs, 2)
-    tokens = probs.shape[0] if total_num_tokens is None else total_num_tokens
-    if not isinstance(tokens, torch.Tensor):
-        tokens = torch.full((), tokens, dtype=torch.float32, device=probs.device)
-    tokens = tokens.float().clamp(min=1)
+    what = "load_balancing_loss"
+    check_type(what, torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
+    check_type(what, int, topk=topk)
+    check_type(what, float | int, coeff=coeff)
+    check_type_or_none(what, int | torch.Tensor, total_num_tokens=total_num_tokens)
+    _check_loads(what, tokens_per_expert, "probs", probs, 2)
+    if not probs.is_floating_point():
+        raise ValueError(f"{what}: probs must be floating-point, got {probs.dtype}; pass quire.moe.scores(logits)")
+    if not 1 <= topk <= probs.shape[1]:
+        raise ValueError(f"{what}: topk must be from 1 to the number of experts, {probs.shape[1]}, got {topk}")
+    if not abs(coeff) <= _LARGEST:
+        raise ValueError(f"{what}: coeff must be finite, got {describe(coeff)}")
+    tokens = _tokens(what, probs.shape[0] if total_num_tokens is None else total_num_tokens, probs)
     load = tokens_per_expert.detach().float() / tokens
     return (probs.float().sum(0) / tokens * load).sum() * (coeff * probs.shape[1] / topk)
+
+
+def _tokens(what: str, total: int | torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+    """The number of tokens, at least 1, as float32. Of a rank whose rows are padding it may be less than rows of
+    probs."""
+    if isinstance(total, torch.Tensor):
+        if total.numel() != 1 or total.is_complex() or total.dtype == torch.bool:
+            raise ValueError(
+                f"{what}: total_num_tokens must be one number, got {total.dtype} {list(total.shape)}; sum the numbers "
+                "of all ranks"
+            )
+        if total.is_meta and not probs.is_meta:
+            raise ValueError(f"{what}: total_num_tokens must have a value, got a tensor on meta; pass an int")
+        return total.float().reshape(()).clamp(min=1)
+    # A graph may not know the number yet.
+    if not torch.compiler.is_compiling() and total < (1 if probs.shape[0] else 0):
+        raise ValueError(
+            f"{what}: total_num_tokens must be at least 1, got {total}; leave it None for the {probs.shape[0]} tokens "
+            "of probs"
+        )
+    return torch.full((), total, dtype=torch.float32, device=probs.device).clamp(min=1)
 
 
 def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tensor, rate: float) -> torch.Tensor:
@@ -229,25 +328,38 @@ def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tens
         The tensor expert_bias.
 
     Raises:
-        ValueError: for other shapes or dtypes.
-        TypeError: for arguments that are not tensors.
+        ValueError: for other shapes, dtypes or devices, and for a rate that is not finite in expert_bias.dtype. The
+            bias is then unchanged.
+        TypeError: for arguments of another type.
     """
-    check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
-    _check_loads("update_expert_bias_", tokens_per_expert, "expert_bias", expert_bias, 1)
+    what = "update_expert_bias_"
+    check_type(what, torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
+    check_type(what, float | int, rate=rate)
+    _check_loads(what, tokens_per_expert, "expert_bias", expert_bias, 1)
     loads = tokens_per_expert.dtype
-    if loads.is_floating_point or loads.is_complex or loads == torch.bool or not expert_bias.is_floating_point():
+    if loads.is_floating_point or not expert_bias.is_floating_point():
         raise ValueError(
-            "update_expert_bias_: tokens_per_expert must hold integers, and expert_bias floating-point numbers; got "
-            f"{loads} and {expert_bias.dtype}; convert them with .long() and .float()"
+            f"{what}: tokens_per_expert must hold integers, and expert_bias floating-point numbers; got {loads} and "
+            f"{expert_bias.dtype}; convert them with .long() and .float()"
         )
+    if not abs(rate) <= torch.finfo(expert_bias.dtype).max:
+        raise ValueError(f"{what}: rate must be finite in {expert_bias.dtype}, got {describe(rate)}")
     load = tokens_per_expert.long()
     with torch.no_grad():
         return expert_bias.add_(torch.sign(load.sum() - len(load) * load).to(expert_bias.dtype), alpha=rate)
 
 
 def _check_loads(what: str, load: torch.Tensor, name: str, other: torch.Tensor, dimensions: int) -> None:
+    check_dense(what, **{name: other, "tokens_per_expert": load})
     if load.dim() != 1 or other.dim() != dimensions or load.shape[0] != other.shape[-1]:
         raise ValueError(
             f"{what}: tokens_per_expert must be [E] for {name} {'[T, E]' if dimensions == 2 else '[E]'}; got "
             f"{list(load.shape)} and {list(other.shape)}; use quire.moe.tokens_per_expert(topk_ids, num_experts)"
+        )
+    if load.is_complex() or load.dtype == torch.bool:
+        raise ValueError(f"{what}: tokens_per_expert must hold numbers, got {load.dtype}; convert it with .long()")
+    if load.device != other.device:
+        raise ValueError(
+            f"{what}: tokens_per_expert and {name} must be on one device; got {load.device} and {other.device}; move "
+            "one with .to(device)"
         )

@@ -8,7 +8,7 @@ import torch
 from quire.autocast import is_batch_invariant_enabled
 from quire.checks import check_dense, check_type, check_type_or_none, describe, errors_name
 from quire.distributed import check_ranks
-from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, pack, plan, unpack, why_not
+from quire.distributed.experts import ExpertGroup, Sender, check_exchange, pack, plan, unpack, why_not
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.functional import (
@@ -290,9 +290,9 @@ class MoE(ShownName, Float32Buffers):
     Raises:
         NotImplementedError: for an unknown activation, and for ep_dispatch="codes" with a tp_group.
         TypeError: for an unknown option, and for a value of the wrong type. bias is a bool; a recipe goes to recipe=.
-        ValueError: if top_k is not from 1 to num_experts, for a size below 0, for parameters that the activation does not have, if recipe
-            has an unknown name or is delayed, for a capacity less than 1, for ep_capacity without an ep_group, and for
-            experts or features that the groups cannot shard evenly.
+        ValueError: if top_k is not from 1 to num_experts, for a size below 0, for parameters that the activation does
+            not have, if recipe has an unknown name or is delayed, for a capacity less than 1, for ep_capacity without
+            an ep_group, and for experts or features that the groups cannot shard evenly.
         RuntimeError: for a value of an option of routing that quire.moe.route does not take.
 
     Shape:
@@ -409,7 +409,7 @@ class MoE(ShownName, Float32Buffers):
         the errors of route() for values that it does not take."""
         _check(self.num_experts, self.top_k, self.routing)
         options = {name: value for name, value in self.routing.items() if name != "capacity"}
-        self._routing = routing_text(self.top_k, **options)
+        self._routing = routing_text(self.top_k, num_experts=self.num_experts, **options)
         self._routing_read = self.top_k, dict(self.routing)
 
     @property
@@ -504,16 +504,9 @@ def _shardings(
 
 
 def _check_exchange(capacity: int | None, overflow: str, dispatch: str, sharded: bool) -> None:
-    check_type_or_none("quire.MoE", int, ep_capacity=capacity)
-    if capacity is not None and (capacity < 1 or not sharded):
-        raise ValueError(
-            f"quire.MoE: ep_capacity must be at least 1, and goes with an ep_group; got {capacity} "
-            f"{'with' if sharded else 'without'} one"
-        )
-    if overflow not in OVERFLOWS:
-        raise ValueError(f"quire.MoE: ep_overflow must be 'raise' or 'drop', got {overflow!r}")
-    if dispatch not in ("values", "codes"):
-        raise ValueError(f"quire.MoE: ep_dispatch must be 'values' or 'codes', got {dispatch!r}")
+    check_exchange("quire.MoE", capacity, overflow, dispatch, "ep_")
+    if capacity is not None and not sharded:
+        raise ValueError(f"quire.MoE: ep_capacity goes with an ep_group; got {capacity} without one")
 
 
 def _check_kind(x: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from quire.checks import check_type
+from quire.delayed.checkpoint import check_names, is_plain, received
 from quire.loading.devices import HOST, generator_state
 
 
@@ -78,29 +79,28 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
         state: the result of `rng_state`.
 
     Raises:
-        ValueError: unless `state` names exactly the model's layers and every value is an int64 tensor of shape [2].
-            Nothing has then changed.
+        TypeError: for a model or a state of another type.
+        ValueError: unless `state` names exactly the model's layers and every value is an int64 tensor of shape [2] that
+            has values. Nothing has then changed.
     """
-    check_type("set_rng_state", Mapping, state=state)
-    own = {layer: (module, own) for layer, module, own in _layers(model)}
-    if missing := sorted(own.keys() - state.keys()):
-        raise ValueError(
-            f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}; pass "
-            "what quire.rng_state gave for this model"
-        )
-    if unexpected := sorted(state.keys() - own.keys()):
-        raise ValueError(
-            f"set_rng_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}; pass "
-            "what quire.rng_state gave for this model"
-        )
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or tuple(value.shape) != (2,):
-            what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            raise ValueError(f"set_rng_state: the state of {name!r} must be an int64 tensor of shape [2], got {what}")
+    check_rng_state("set_rng_state", "pass what quire.rng_state gave for this model", model, state)
     with torch.no_grad():
-        for name, value in state.items():
-            module, state = own[name]
-            state.copy_(_shifted(value, module.first_stream()))
+        for name, module, own in _layers(model):
+            own.copy_(_shifted(state[name], module.first_stream()))
+
+
+def check_rng_state(what: str, remedy: str, model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Raises the errors of set_rng_state(). what: the operation that takes the state."""
+    check_type(what, torch.nn.Module, model=model)
+    check_type(what, Mapping, state=state)
+    layers = {layer: own for layer, _, own in _layers(model)}
+    check_names(what, remedy, state, layers, all_of_them=True)
+    for name, value in state.items():
+        if not is_plain(value, torch.int64, may_be_meta=layers[name].is_meta) or tuple(value.shape) != (2,):
+            raise ValueError(
+                f"{what}: the random state of {name!r} must have values and be dense int64 of shape [2], got "
+                f"{received(value)}; {remedy}"
+            )
 
 
 def seeds_of_rank_0(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -3,19 +3,26 @@
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 from torch import distributed
 
-from quire.checks import check_type, check_type_or_none
-from quire.delayed.checkpoint import delayed_state, padded_state, set_delayed_state, unpadded_state
+from quire.checks import check_type, check_type_or_none, describe
+from quire.delayed.checkpoint import (
+    check_names,
+    delayed_state,
+    padded_state,
+    received,
+    set_delayed_state,
+    unpadded_state,
+)
 from quire.delayed.step import reduces, rule_text
-from quire.distributed.groups import sendable
+from quire.distributed.groups import check_group, sendable
 from quire.distributed.pieces import PiecesOfTensor, PlainPart
 from quire.loading.devices import HOST, with_values
 from quire.nn.product_module import Sharding
-from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state
+from quire.nn.random_state import check_rng_state, of_own_rank, seeds_of_rank_0, set_rng_state
 from quire.recipe import DelayedScaling, Recipe, as_recipe
 from quire.tensor import QuantizedTensor
 
@@ -48,6 +55,8 @@ class TrainingState:
         amax_reduction_group: the one that is passed to quire.autocast.
 
     Raises:
+        TypeError: for an argument of another type.
+        ValueError: in state_dict() and load_state_dict(), if an optimizer has a parameter that the model has not.
         RuntimeError: if ranks have different layers, if they have different states of delayed scaling
             (reduce_amax=False), and if layers ran under another delayed scaling than `recipe`. Warns if layers ran
             under delayed scaling and there is no `recipe`. Warns if the random states of ranks do not follow from one
@@ -70,6 +79,8 @@ class TrainingState:
         self.model, self.optimizers = model, [each for each in given if each is not None]
         recipe = as_recipe("TrainingState", recipe)
         self.recipe = recipe if isinstance(recipe, DelayedScaling) else None
+        groups = {"group": group, "amax_reduction_group": amax_reduction_group}
+        check_group("TrainingState", **{name: one for name, one in groups.items() if one is not None})
         self.group, self.amax_reduction_group = group, amax_reduction_group
 
     # ------------------------------------------------------------ saving
@@ -79,6 +90,7 @@ class TrainingState:
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
         found, sharded = {}, sharded_parameters(self.model)
+        self._names_in_optimizers()
         if self.optimizers:
             with _kept_codes(self.model):
                 states = get_optimizer_state_dict(self.model, self.optimizers)
@@ -182,7 +194,10 @@ class TrainingState:
             state_dict: the result of state_dict().
 
         Raises:
-            ValueError: if random states or states of delayed scaling are not those of the model's layers.
+            TypeError: for what is no dict.
+            ValueError: if weights, optimizer states, random states or (with a recipe that is delayed) states of delayed
+                scaling are not those of this model, all of its layers and these optimizers. Nothing has then changed.
+            RuntimeError: if this thread has too many delayed recipes. Nothing has then changed.
         """
         from torch.distributed.checkpoint.state_dict import (
             get_model_state_dict,
@@ -191,18 +206,65 @@ class TrainingState:
         )
 
         check_type("TrainingState", Mapping, state_dict=state_dict)
+        own = get_model_state_dict(self.model)
+        weights = load_model(_entry(state_dict, "model"), own)
+        check_model(weights, own)
+        optimizer = self._optimizer_of(state_dict, own.keys())
         names = {saved: name for name, saved in names_of_modules(self.model).items()}
-        weights = load_model(state_dict["model"], get_model_state_dict(self.model))
+        rng = _renamed(_entry(state_dict, "rng"), names)
+        check_rng_state("TrainingState: 'rng'", _REMEDY, self.model, rng)
+        if self.recipe is not None:  # without layers of quire there is no entry
+            saved = _renamed(_entry({"delayed": {}, **state_dict}, "delayed"), names)
+            delayed = unpadded_state("TrainingState: 'delayed'", _REMEDY, self.model, saved, self._rule())
         # First, because a step of a new optimizer, which PyTorch makes here, writes to the weights.
         if self.optimizers:
-            set_optimizer_state_dict(
-                self.model, self.optimizers, optim_state_dict=load_optimizer(state_dict["optimizer"])
-            )
+            set_optimizer_state_dict(self.model, self.optimizers, optim_state_dict=optimizer)
         set_model_state_dict(self.model, weights)
-        set_rng_state(self.model, of_own_rank(self.model, _renamed(state_dict["rng"], names)))
+        set_rng_state(self.model, of_own_rank(self.model, rng))
         if self.recipe is not None:
-            states = unpadded_state(_renamed(state_dict["delayed"], names), self._rule())
-            set_delayed_state(self.model, states)
+            set_delayed_state(self.model, delayed)
+
+    def _names_in_optimizers(self) -> list[tuple[torch.nn.Parameter, list[str]]]:
+        """Each parameter of the optimizers, and its names in state dicts. Raises ValueError if it has none."""
+        names, modules = {}, names_of_modules(self.model)
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).extend(_renamed({name: None}, modules))
+        found = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+        for parameter in found:
+            if parameter not in names:
+                raise ValueError(
+                    f"TrainingState: an optimizer has a parameter {list(parameter.shape)} that the model has not; pass "
+                    "optimizers of the model's parameters, and make them when the model is converted and sharded"
+                )
+        return [(parameter, names[parameter]) for parameter in found]
+
+    def _optimizer_of(self, state_dict: Mapping[str, object], weights: Set[str]) -> dict[str, object]:
+        """The state of the optimizers, for set_optimizer_state_dict(). weights: the names in the model's state dict; a
+        parameter that has none of them is left to PyTorch, which knows more wrappers."""
+        own = self._names_in_optimizers()
+        if not own:
+            return {}
+        saved = load_optimizer(_entry(state_dict, "optimizer"))
+        for parameter, names in own if saved["state"] else ():
+            known = weights & set(names)
+            if known and parameter.requires_grad and not known & saved["state"].keys():
+                raise ValueError(
+                    f"TrainingState: 'optimizer' has no state of the parameter {min(known)!r}; {_REMEDY}, after a step "
+                    "in which this parameter had a gradient"
+                )
+        return saved
+
+
+_REMEDY = "pass what state_dict() of a TrainingState with the same arguments gave"
+
+
+def _entry(state_dict: Mapping[str, object], name: str) -> Mapping[str, object]:
+    if name not in state_dict:
+        raise ValueError(f"TrainingState: the state has no {name!r}; {_REMEDY}")
+    value = state_dict[name]
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"TrainingState: {name!r} must be a dict by names, got {describe(value)}; {_REMEDY}")
+    return value
 
 
 @contextlib.contextmanager
@@ -276,7 +338,7 @@ def save_model(state: Mapping[str, object], sharded: Mapping[str, Sharding]) -> 
 
 def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
     """A model's state dict, of what save_model() gave. own: the present one, for what is quantized. Raises ValueError
-    if an entry of a quantized weight is missing."""
+    if an entry of a quantized weight is missing or does not fit."""
     found = dict(saved)
     for name, value in own.items():
         if isinstance(value, QuantizedTensor):
@@ -286,8 +348,33 @@ def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[s
                     f"TrainingState: the state has no {missing[0]!r}; make the model with the recipe of its "
                     "quantized_model_init when it was saved, and with the same directions and masters"
                 )
+            for buffer, key in keys.items():
+                present = value.named()[buffer]
+                _check_tensor(key, saved[key], present, present.dtype)
             found[name] = value.with_buffers({buffer: found.pop(key) for buffer, key in keys.items()})
     return {name: _part(value) for name, value in found.items()}
+
+
+def check_model(weights: Mapping[str, object], own: Mapping[str, object]) -> None:
+    """Raises ValueError if a model's state dict does not fit into its present one."""
+    check_names("TrainingState: 'model'", _REMEDY, weights, own, all_of_them=True, kind="tensors")
+    for name, value in own.items():
+        if not isinstance(value, torch.Tensor) or torch.nn.parameter.is_lazy(value):
+            continue
+        _check_tensor(name, weights[name], value)
+
+
+def _check_tensor(name: str, given: object, own: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    """dtype: the one that it must have; None: any, which is converted."""
+    if (
+        not isinstance(given, torch.Tensor)
+        or (given.layout, given.shape, dtype or given.dtype) != (own.layout, own.shape, given.dtype)
+        or (given.is_meta and not own.is_meta)
+    ):
+        raise ValueError(
+            f"TrainingState: {name!r} must have values and be {f'{dtype} ' if dtype else ''}{own.layout} of shape "
+            f"{list(own.shape)}, got {received(given)}; {_REMEDY}"
+        )
 
 
 def save_optimizer(
@@ -307,10 +394,19 @@ def save_optimizer(
 
 
 def load_optimizer(saved: Mapping[str, object]) -> dict[str, object]:
-    """An optimizer's state dict, of what save_optimizer() gave."""
-    each = {
-        name: {key: _part(value) for key, value in values.items()} for name, values in saved.get("state", {}).items()
-    }
+    """An optimizer's state dict, of what save_optimizer() gave. Raises ValueError for what is none."""
+    state, groups = saved.get("state", {}), saved.get("param_groups")
+    if (
+        not isinstance(state, Mapping)
+        or not all(isinstance(values, Mapping) for values in state.values())
+        or not isinstance(groups, Sequence)
+        or not all(isinstance(group, Mapping) and isinstance(group.get("params"), Sequence) for group in groups)
+    ):
+        raise ValueError(
+            "TrainingState: 'optimizer' must be a dict of 'state', with a dict for each parameter, and 'param_groups', "
+            f"a list of dicts with 'params'; got {describe(saved)}; {_REMEDY}"
+        )
+    each = {name: {key: _part(value) for key, value in values.items()} for name, values in state.items()}
     return {**saved, "state": each}
 
 

@@ -69,7 +69,8 @@ def quantized_model_init(
 
     Raises:
         TypeError: if recipe is not a recipe, and for a flag that is no bool.
-        ValueError: for an unknown name or text of a recipe, and if a module's weight is on the meta device and initial values are to be kept.
+        ValueError: for an unknown name or text of a recipe, and if a module's weight is on the meta device and initial
+            values are to be kept.
     """
     recipe = as_recipe("quantized_model_init", recipe)
     flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}

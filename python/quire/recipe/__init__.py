@@ -8,7 +8,7 @@ Every field has an effect, or raises an error (numerics.md 0.14).
 import dataclasses
 from collections.abc import Mapping
 
-from quire.checks import near
+from quire.checks import check_type, describe, near
 from quire.loading.devices import HOST
 from quire.recipe.base import Format, MMParams, QParams, Recipe
 from quire.recipe.block import Float8BlockScaling, MXFP4BlockScaling, MXFP8BlockScaling
@@ -54,7 +54,11 @@ def names(delayed: bool = True) -> tuple[str, ...]:
 
     Args:
         delayed: whether to list delayed scaling, which no layer can have as its own recipe.
+
+    Raises:
+        TypeError: unless it is a bool.
     """
+    check_type("recipe.names", bool, delayed=delayed)
     return tuple(name for name, recipe in _BY_NAME.items() if delayed or not recipe.delayed())
 
 
@@ -67,9 +71,15 @@ def from_name(name: str) -> Recipe:
     Raises:
         ValueError: for an unknown name. The error lists the names.
     """
-    if name not in _BY_NAME:
+    return _named("recipe.from_name", name)
+
+
+def _named(what: str, name: str, also: str = "") -> Recipe:
+    """what, also: the beginning and the end of an error."""
+    if not isinstance(name, str) or name not in _BY_NAME:
         hint = "; did you mean 'fp8_current'?" if name in ("fp8", "FP8") else near(str(name), _BY_NAME)
-        raise ValueError(f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{hint}")
+        listed = ", ".join(_BY_NAME)
+        raise ValueError(f"{what}: there is no recipe {describe(name)}; the recipes are {listed}{hint}{also}")
     return _BY_NAME[name]
 
 
@@ -153,17 +163,18 @@ def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | Non
                 f"{what}: there is no recipe {recipe!r}; the recipes are {', '.join(_BY_NAME)}. To quantize weights "
                 "only, pass the text 'x=none,w=nvfp4'"
             )
+        if "=" not in recipe:
+            return _named(what, recipe, " (or pass a text with a spec for each operand, such as 'x=none,w=nvfp4')")
         try:
-            return from_text(recipe) if "=" in recipe else from_name(recipe)
+            return from_text(recipe)
         except ValueError as error:
-            also = "" if "=" in recipe else " (or pass a text with a spec for each operand, such as 'x=none,w=nvfp4')"
-            raise ValueError(f"{what}: {error}{also}") from None
+            raise ValueError(f"{what}: {error}") from None
     remedy = "pass an instance, such as MXFP8BlockScaling()"
     if isinstance(recipe, type) and recipe in [type(known) for known in _BY_NAME.values()]:
         remedy = f"construct it: {recipe.__name__}()"
     raise TypeError(
         f"{what}: recipe must be a recipe of quire.recipe, a name ({', '.join(_BY_NAME)}) or a text such as "
-        f"'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got {recipe!r}; {remedy}"
+        f"'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got {describe(recipe)}; {remedy}"
     )
 
 
@@ -174,11 +185,13 @@ def default(device_type: str = HOST.type) -> Recipe:
         device_type: a type of torch.device, such as "cpu".
 
     Raises:
+        TypeError: for what is no text.
         NotImplementedError: for other devices.
     """
+    check_type("recipe.default", str, device_type=device_type)
     if device_type != HOST.type:
         raise NotImplementedError(
-            f"quire has no default recipe for device {device_type!r} in this version; name a recipe"
+            f"recipe.default: quire has no default recipe for device {device_type!r} in this version; name a recipe"
         )
     return MXFP8BlockScaling()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple, TypeVar
 
-from quire.checks import check_options
+from quire.checks import check_options, check_type
 from quire.recipe.linear_spec import LinearSpec
 
 
@@ -39,6 +39,9 @@ class QParams:
         random_hadamard_transform: whether groups of tokens are transformed.
         stochastic_rounding: whether elements are rounded stochastically.
         fp4_2d_quantization: whether a scale is for 16 x 16 values.
+
+    Raises:
+        TypeError: for a flag that is no bool, and an amax_epsilon that is no number.
     """
 
     power_2_scale: bool = False
@@ -46,6 +49,11 @@ class QParams:
     random_hadamard_transform: bool = False
     stochastic_rounding: bool = False
     fp4_2d_quantization: bool = False
+
+    def __post_init__(self) -> None:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_type("QParams", float | int, amax_epsilon=values.pop("amax_epsilon"))
+        check_type("QParams", bool, **values)
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,15 @@ class MMParams:
 
     Args:
         use_split_accumulator: True requests float32 sums. False permits lower precision.
+
+    Raises:
+        TypeError: unless it is a bool.
     """
 
     use_split_accumulator: bool = True
+
+    def __post_init__(self) -> None:
+        check_type("MMParams", bool, use_split_accumulator=self.use_split_accumulator)
 
 
 Class = TypeVar("Class", bound=type)
@@ -168,7 +182,12 @@ class Recipe:
         Args:
             fp8_grad: as for specs_for().
             save_original_input: as for specs_for().
+
+        Raises:
+            TypeError: for a flag that is no bool.
         """
+        what = f"{type(self).__name__}.linear_spec"
+        check_type(what, bool, fp8_grad=fp8_grad, save_original_input=save_original_input)
         return self.specs_for(fp8_grad, save_original_input).text
 
     # Which class it is, of classes and of recipes; each overrides its own.

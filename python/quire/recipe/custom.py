@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from quire.checks import describe
 from quire.recipe.base import Format, Recipe, check_shared_fields, recipe_class
 from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantSpec
-from quire.tensor.spec import check_recipe
+from quire.tensor.spec import as_spec, check_recipe
 
 
 def fitting_dy(x: str, w: str) -> str:
@@ -92,12 +93,12 @@ class CustomRecipe(Recipe):
         spec = self.qfactory(role)
         if not isinstance(spec, str | QuantSpec):
             raise TypeError(
-                f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {spec!r}; "
+                f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {describe(spec)}; "
                 f"{self._hint(role)}"
             )
         if spec == "none":
             return spec
-        return spec.text if isinstance(spec, QuantSpec) else QuantSpec(spec).text
+        return as_spec(f"CustomRecipe: {role}", spec).text
 
     def _hint(self, role: str) -> str:
         """What to return for a role, for errors."""

@@ -86,7 +86,10 @@ class DelayedScaling(Recipe):
     """FP8 with one float32 scale per tensor, from the amaxes of earlier steps (numerics.md 1.4-1.7).
 
     Args:
-        margin: the scale leaves a factor of 2^margin between the amax and the largest value of the format.
+        margin: the scale leaves a factor of 2^margin between the amax and the largest value of the format. From -255 to
+            255, unless the largest value times 2^-margin is 0 in float32, as it is from 159 on. Under a large one,
+            a tensor whose amax is above about 2^(136 - margin) becomes NaN, since the reciprocal of its scale leaves
+            float32.
         fp8_format: HYBRID (gradients E5M2) or E4M3.
         amax_history_len: the number of steps in the history. When it changes, a layer's history is cut or padded.
         amax_compute_algo: "max" of the history, "most_recent" step, or a function: history [length, slots] -> amax
@@ -131,6 +134,13 @@ class DelayedScaling(Recipe):
             )
         one_of(self, "reduce_amax", False, True)
         check_shared_fields(self)
+        largest = self.fp8_format.value.max_fwd
+        # What is at most half of the least float32 above 0 is rounded to 0. Functions can compute in another way.
+        if not self.unfused and largest * 2.0**-self.margin <= 2.0**-150:
+            raise ValueError(
+                f"DelayedScaling: margin={self.margin} makes every scale 0 and every result NaN: {largest:g} times "
+                "2^-margin is 0 in float32. Pass a smaller one, such as 0"
+            )
 
     def _specs(self) -> LinearSpec:
         forward = spec("fp8_tensor")

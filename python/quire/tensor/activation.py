@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
+from quire.checks import describe
 from quire.loading.deferred import assume_constant_result
 from quire.tensor.buffers import (
     BUFFER_NAMES,
@@ -25,10 +26,11 @@ from quire.tensor.decoded import Carried, Decoded, each
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
 
-#: Attributes and methods of a tensor that do not depend on its values, and hooks on its gradient: the carrier's.
+#: Attributes and methods of a tensor that do not depend on its values, and hooks on its gradient: the carrier's. The
+#: first four are properties, which a carrier that is no tensor does not have.
 _OF_CARRIER = frozenset(
-    "ndim grad_fn grad is_leaf is_cpu is_cuda is_meta layout size dim ndimension numel nelement get_device "
-    "is_floating_point is_complex register_hook retain_grad".split()
+    "shape dtype device requires_grad ndim grad_fn grad is_leaf is_cpu is_cuda is_meta layout size dim ndimension "
+    "numel nelement get_device is_floating_point is_complex register_hook retain_grad".split()
 )
 #: Attributes that depend on the values.
 _OF_VALUES = frozenset(("T", "mT"))
@@ -98,8 +100,7 @@ class QuantizedActivation(DataTensors):
         raise TypeError(
             "QuantizedActivation: its parts are a carrier of float32, float16 or bfloat16, six buffers (tensors, or "
             f"None where absent) and the text of a spec; got a carrier {getattr(carrier, 'dtype', type(carrier))}, "
-            f"buffers {[type(buffer).__name__ for buffer in buffers or ()]} and spec_text {text!r}. quire.quantize "
-            "makes one"
+            f"buffers {_kinds(buffers)} and spec_text {describe(text)}. quire.quantize makes one"
         )
 
     def detach(self) -> QuantizedTensor:
@@ -113,12 +114,19 @@ class QuantizedActivation(DataTensors):
 
         Args:
             dtype: as for QuantizedTensor.dequantize.
+
+        Raises:
+            TypeError: for what is no dtype, and for parts of wrong types.
+            RuntimeError: for another dtype, and for parts that do not fit the spec.
+            ValueError: for the text of no spec, and as QuantizedTensor.dequantize.
         """
         self.check()
         dtype = self.dtype if dtype is None else dtype
         return Decoded.apply(self.carrier, self.detach(), dtype)
 
     def __repr__(self) -> str:
+        if not isinstance(self.carrier, torch.Tensor):  # functions of pytrees make them of anything
+            return f"QuantizedActivation({describe(self.carrier)}, {_kinds(self.buffers)}, {describe(self.spec_text)})"
         return (
             f"QuantizedActivation({self.spec_text!r}, shape={list(self.shape)}, dtype={self.dtype}, "
             f"requires_grad={self.requires_grad})"
@@ -142,14 +150,19 @@ class QuantizedActivation(DataTensors):
                 f"{cls.__name__}: Dynamo exchanges the operands of @ where the left one is no tensor, and cannot tell "
                 "this case from the other one; use torch.matmul or dequantize() in a compiled function"
             )
-        if (kind == "writes" and isinstance(args[0], cls)) or isinstance(kwargs.get("out"), cls):
+        written = [[*args, *kwargs.values()][0]] if kind == "writes" or kwargs.get("inplace") else []
+        if any([isinstance(one, cls) for one in _flat([*written, kwargs.get("out")])]):
             raise _cannot_be_written(cls)
         return func(*each(_decoded, args), **{key: each(_decoded, value) for key, value in kwargs.items()})
 
     def __getattr__(self, name: str) -> Any:
         if name in BUFFER_NAMES:
+            if not isinstance(self.buffers, list | tuple):
+                self.check()
             return self.buffers[BUFFER_NAMES.index(name)]
         if name in _OF_CARRIER:
+            if not isinstance(self.carrier, torch.Tensor):
+                self.check()
             return getattr(self.carrier, name)
         if name in _OF_VALUES:
             return getattr(self.dequantize(), name)
@@ -173,6 +186,18 @@ def _kind(func: Callable[..., Any]) -> str:
     if str(func).startswith("quire."):
         return "quire"
     return "writes" if _writes(getattr(func, "__name__", "")) else ""
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """The values, and those in lists and tuples among them."""
+    return [one for value in values for one in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _kinds(buffers: Any) -> str:
+    """The types of buffers, for errors."""
+    if not isinstance(buffers, list | tuple):
+        return describe(buffers)
+    return str([type(buffer).__name__ for buffer in buffers])
 
 
 def _writes(name: str) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quire.checks import check_dense, check_type
+from quire.checks import check_dense, check_type, check_type_or_none, describe
 from quire.loading.deferred import allow_in_graph
-from quire.tensor.spec import QuantSpec
+from quire.tensor.spec import QuantSpec, as_spec
 
 #: What a quantized tensor may dequantize to by default.
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -44,6 +44,25 @@ class DataTensors:
         if rowwise_data:
             return self.rowwise_data
         return self.columnwise_data if columnwise_data else None
+
+
+class Nowhere(int):
+    """The address 0 of a tensor that has buffers. accelerate finds tied weights in a dict by data_ptr(). If the key of
+    all quantized weights were 0, it would put one of them in the place of the others."""
+
+    def __new__(cls, buffer: int) -> Nowhere:
+        self = super().__new__(cls, 0)
+        self.buffer = buffer
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self.buffer == other.buffer if isinstance(other, Nowhere) else other == 0
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.buffer)
 
 
 def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bool) -> dict[str, torch.Tensor | None]:
@@ -93,7 +112,8 @@ def from_results(
     """A QuantizedTensor made of the six results of an operator. directions (rowwise, columnwise): which results hold
     something. scale: the one that the operator was given."""
     kept = None if scale is None else scale.detach().clone()
-    return CLASSES[False](spec_of(text), shape, dtype, given_scale=kept, **named_buffers(results, *directions))
+    named = named_buffers(results, *directions)
+    return CLASSES[False].unchecked(spec_of(text), shape, dtype, given_scale=kept, **named)
 
 
 @allow_in_graph
@@ -101,7 +121,7 @@ def from_list(
     buffers: Sequence[torch.Tensor | None], text: str, shape: Sequence[int], dtype: torch.dtype, stacked: bool = False
 ) -> torch.Tensor:
     """A QuantizedTensor, or a QuantizedStack, made of six buffers in order, None where absent."""
-    return CLASSES[stacked](spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
+    return CLASSES[stacked].unchecked(spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,9 @@ class TensorProto:
         stacked: whether it describes a QuantizedStack, of shape [E, N, K].
 
     Raises:
-        ValueError: for arguments that do not fit.
+        TypeError: for a flag that is no bool, a spec that is no QuantSpec or text, and a device that is none.
+        ValueError: for a shape that is no sequence of sizes, another dtype, a wrong text of a spec, an unknown device,
+            and if neither direction is stored.
     """
 
     shape: tuple[int, ...]
@@ -132,20 +154,24 @@ class TensorProto:
     stacked: bool = False
 
     def __post_init__(self) -> None:
+        flags = {name: getattr(self, name) for name in ("requires_grad", "rowwise", "columnwise", "stacked")}
+        check_type("TensorProto", bool, **flags)
         sizes = tuple(self.shape) if isinstance(self.shape, Sequence) else (None,)
-        if not all([isinstance(size, int | torch.SymInt) for size in sizes]):
-            raise ValueError(f"TensorProto: shape must be a sequence of sizes, got {self.shape!r}")
+        if not all([isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in sizes]):
+            raise ValueError(f"TensorProto: shape must be a sequence of sizes, got {describe(self.shape)}")
+        if any([size < 0 for size in sizes]):
+            raise ValueError(f"TensorProto: sizes must be at least 0, got the shape {list(sizes)}")
         if self.stacked and (len(sizes) != 3 or sizes[0] < 1):
             raise ValueError(
                 f"TensorProto: the shape of a stack is [matrices, rows, columns], one matrix or more; got {list(sizes)}"
             )
         if self.dtype not in DTYPES:
-            raise ValueError(f"TensorProto: dtype must be float32, float16 or bfloat16, got {self.dtype!r}")
+            raise ValueError(f"TensorProto: dtype must be float32, float16 or bfloat16, got {describe(self.dtype)}")
         object.__setattr__(self, "shape", sizes)
         if not isinstance(self.spec, QuantSpec):
-            object.__setattr__(self, "spec", QuantSpec(self.spec))
+            object.__setattr__(self, "spec", as_spec("TensorProto", self.spec))
         if not isinstance(self.device, torch.device):
-            object.__setattr__(self, "device", torch.device(self.device))
+            object.__setattr__(self, "device", _device(self.device))
         if not (self.rowwise or self.columnwise):
             raise ValueError(
                 "TensorProto: rowwise and columnwise are both False; a quantized tensor stores at least one"
@@ -161,7 +187,7 @@ class TensorProto:
         """A QuantizedTensor whose buffers are zeroed; what they decode to is not defined."""
         if self.stacked:
             zeros = {name: torch.zeros(of[0], dtype=of[1], device=self.device) for name, of in self.buffers().items()}
-            return CLASSES[True](self.spec, self.shape, self.dtype, requires_grad=self.requires_grad, **zeros)
+            return CLASSES[True].unchecked(self.spec, self.shape, self.dtype, requires_grad=self.requires_grad, **zeros)
         results = self._results(self.device)
         tensor = from_results(results, self.spec.text, self.shape, self.dtype, (self.rowwise, self.columnwise))
         return tensor.requires_grad_() if self.requires_grad else tensor
@@ -174,6 +200,7 @@ class TensorProto:
             columnwise_usage: whether columnwise codes are stored. None: as before.
 
         Raises:
+            TypeError: for what is no bool.
             ValueError: if none is left.
         """
         return replace(
@@ -191,9 +218,78 @@ class TensorProto:
         return torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)
 
 
-def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
+def checked(
+    what: str,
+    buffers: Mapping[str, torch.Tensor | None],
+    spec: QuantSpec | str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    stacked: bool,
+    is_part: bool = False,
+    master: torch.Tensor | None = None,
+    given_scale: torch.Tensor | None = None,
+    strides: Sequence[int] | None = None,
+) -> TensorProto:
+    """The description of the tensor that these are to make, with the directions and the device of the buffers. Raises
+    TypeError or ValueError unless all of them fit. what: the operation, which the error names."""
+    rowwise, columnwise = (buffers.get(f"{direction}_data") for direction in ("rowwise", "columnwise"))
+    check_type_or_none(what, torch.Tensor, rowwise_data=rowwise, columnwise_data=columnwise)
+    if rowwise is None and columnwise is None:
+        raise ValueError(
+            f"{what}: there is neither rowwise_data nor columnwise_data, and a quantized tensor stores at least one; "
+            "quire.quantize makes them"
+        )
+    directions = {"rowwise": rowwise is not None, "columnwise": columnwise is not None}
+    device = columnwise.device if rowwise is None else rowwise.device
+    try:
+        proto = TensorProto(shape, dtype, spec, device=device, stacked=stacked, **directions)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {str(error).removeprefix('TensorProto: ')}") from None
+    if not is_part:  # a part shares scales with other rows
+        check_buffers(what, buffers, proto)
+    _check_kept(what, proto, master, given_scale)
+    if strides is not None:
+        contiguous = torch.empty(proto.shape, dtype=dtype, device="meta").stride()
+        if not isinstance(strides, list | tuple) or tuple(strides) != contiguous:
+            raise ValueError(
+                f"{what}: strides must be those of a contiguous tensor of shape {list(proto.shape)}, "
+                f"{list(contiguous)}, got {describe(strides)}; leave them out, and make views of the tensor, as by t()"
+            )
+    return proto
+
+
+def _check_kept(what: str, proto: TensorProto, master: torch.Tensor | None, given_scale: torch.Tensor | None) -> None:
+    """What a tensor stores beside its buffers."""
+    check_type_or_none(what, torch.Tensor, master=master, given_scale=given_scale)
+    scales = (*proto.shape[: int(proto.stacked)], 1)
+    for name, value, shape in (("master", master, proto.shape), ("given_scale", given_scale, scales)):
+        if value is None:
+            continue
+        check_dense(what, **{name: value})
+        if (tuple(value.shape), value.dtype, value.device) != (shape, torch.float32, proto.device):
+            raise ValueError(
+                f"{what}: {name} must be float32 {list(shape)} on {proto.device}, got {value.dtype} "
+                f"{list(value.shape)} on {value.device}"
+            )
+    if given_scale is not None and proto.spec.family != "fp8_tensor" and "given" not in proto.spec.options:
+        raise ValueError(
+            f"{what}: only fp8_tensor and the option given have a given_scale, got one with {proto.spec}; leave it out"
+        )
+
+
+def _device(name: object) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"TensorProto: device must be one that PyTorch knows, got {describe(name)}: {error}") from None
+
+
+def check_buffers(what: str, buffers: Mapping[str, torch.Tensor | None], proto: TensorProto) -> None:
     """Raises ValueError unless the buffers are exactly as the description says, contiguous, and on one device. what:
     the operation, which the error names."""
+    given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
     expected = proto.buffers()
     check_type(what, torch.Tensor, **given)
     check_dense(what, **given)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from quire.checks import check_dense, check_type, check_type_or_none, describe, signed64
+from quire.checks import check_dense, check_options, check_type, check_type_or_none, describe, signed64
 from quire.tensor.buffers import (
     BUFFER_NAMES,
     CLASSES,
     DTYPES,
     DataTensors,
+    Nowhere,
     TensorProto,
     as_matrix,
     at_least_one,
-    check_buffers,
+    checked,
     from_list,
     named_buffers,
     other_direction,
@@ -33,25 +35,6 @@ Buffers = dict[str, torch.Tensor | None]
 STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
 _SAVED = "a saved QuantizedTensor"
 _REMEDY = "the file is damaged or was not written by quire; save the tensor again"
-
-
-class _Nowhere(int):
-    """The address 0 of a tensor that has buffers. accelerate finds tied weights in a dict by data_ptr(). If the key of
-    all quantized weights were 0, it would put one of them in the place of the others."""
-
-    def __new__(cls, buffer: int) -> _Nowhere:
-        self = super().__new__(cls, 0)
-        self.buffer = buffer
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return self.buffer == other.buffer if isinstance(other, _Nowhere) else other == 0
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self.buffer)
 
 
 class QuantizedTensor(DataTensors, torch.Tensor):
@@ -77,16 +60,22 @@ class QuantizedTensor(DataTensors, torch.Tensor):
     Args:
         spec: a QuantSpec or its text.
         shape: the logical shape.
-        dtype: the default dtype of dequantize() and the dtype of the gradient; .to(dtype) among float32, float16 and
-            bfloat16 changes only this.
+        dtype: float32, float16 or bfloat16, the default dtype of dequantize() and the dtype of the gradient; .to(dtype)
+            changes only this.
         requires_grad: whether the tensor collects a gradient.
         master: None, or float32 master weights of the same shape. In-place operators change the master weights, and the
             codes are then quantized from them.
-        given_scale: None, or the scale that quire.quantize received instead of measuring an amax; in-place operators
-            keep using it.
+        given_scale: None, or the scale that quire.quantize received instead of measuring an amax, float32 [1]; in-place
+            operators keep using it. NaN if only the device knows that there is none (quantize_ with a noop_flag).
         is_part: whether the buffers are parts of those of a larger tensor.
-        strides: the strides that the tensor reports. None: those of a contiguous tensor.
-        **buffers: the six buffers by name, None or left out if absent.
+        strides: None, or the strides of a contiguous tensor, which are the only ones that a tensor can report.
+        **buffers: the six buffers by name, None or left out if absent: those of TensorProto.buffers().
+
+    Raises:
+        TypeError: for an unknown name of a buffer, for a buffer, master or given_scale that is no dense tensor, and for
+            a spec that is no QuantSpec or text.
+        ValueError: for a wrong spec, dtype, shape or stride, and for tensors that do not fit these, or are on several
+            devices. The shapes of the buffers of a part are checked by the operators that read them.
 
     Attributes:
         rowwise_data: the codes, uint8: a plain tensor of the shape in TensorProto.buffers(), None if absent.
@@ -127,12 +116,33 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         strides: Sequence[int] | None = None,
         **buffers: torch.Tensor | None,
     ) -> QuantizedTensor:
-        """Takes the buffers of an operator and checks nothing; from_buffers() checks.
-
-        type(parameter)(tensor, requires_grad=...) makes a parameter of a QuantizedTensor, without a copy: frameworks
+        """type(parameter)(tensor, requires_grad=...) makes a parameter of a QuantizedTensor, without a copy: frameworks
         that move parameters call it, such as accelerate. Raises TypeError for a plain tensor."""
         if isinstance(spec, torch.Tensor):
             return cls._parameter(spec, requires_grad)
+        what = f"quire.{cls.__name__}"
+        check_options(what, BUFFER_NAMES, buffers)
+        check_type(what, bool, requires_grad=requires_grad, is_part=is_part)
+        kept = {"is_part": is_part, "master": master, "given_scale": given_scale}
+        proto = checked(what, buffers, spec, shape, dtype, stacked=cls.stacked, strides=strides, **kept)
+        return cls.unchecked(proto.spec, proto.shape, dtype, requires_grad=requires_grad, **kept, **buffers)
+
+    @classmethod
+    def unchecked(
+        cls,
+        spec: QuantSpec,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        requires_grad: bool = False,
+        master: torch.Tensor | None = None,
+        given_scale: torch.Tensor | None = None,
+        is_part: bool = False,
+        strides: Sequence[int] | None = None,
+        **buffers: torch.Tensor | None,
+    ) -> QuantizedTensor:
+        """As the constructor, of buffers that an operator has made or that are checked: graphs make tensors so in every
+        call."""
         data = next(tensor for tensor in buffers.values() if tensor is not None)
         # The one way to make a tensor that has shape, dtype and device but no storage; PyTorch documents it by that
         # name ("Extending PyTorch", subclasses with __torch_dispatch__).
@@ -172,16 +182,14 @@ class QuantizedTensor(DataTensors, torch.Tensor):
             dtype: the default dtype of dequantize().
 
         Raises:
+            TypeError: for buffers that are no dict of tensors, and for a spec that is no QuantSpec or text.
             ValueError: unless the buffers are exactly those of TensorProto: names, dtypes, shapes, contiguous, on one
-                device.
+                device; and for a shape, dtype or text of a spec that TensorProto refuses.
         """
         what = f"{cls.__name__}.from_buffers"
         check_type(what, Mapping, buffers=buffers)
-        given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
-        directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
-        proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), stacked=cls.stacked, **directions)
-        check_buffers(what, given, proto)
-        return from_list([given.get(name) for name in BUFFER_NAMES], proto.spec.text, proto.shape, dtype, cls.stacked)
+        proto = checked(what, buffers, spec, shape, dtype, stacked=cls.stacked)
+        return from_list([buffers.get(name) for name in BUFFER_NAMES], proto.spec.text, proto.shape, dtype, cls.stacked)
 
     @classmethod
     def make_like(
@@ -192,17 +200,19 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         dtype: torch.dtype | None = None,
         requires_grad: bool = False,
     ) -> QuantizedTensor:
-        """A tensor of the same buffers, without a copy, optionally with another nominal dtype. Raises ValueError for a
-        shape that is not the tensor's: use view()."""
+        """A tensor of the same buffers, without a copy, optionally with another nominal dtype. Raises TypeError for
+        another kind of tensor or dtype, ValueError for a shape that is not the tensor's: use view()."""
         if not isinstance(tensor, QuantizedTensor) or dtype not in (None, *DTYPES):
             raise TypeError(
                 "QuantizedTensor.make_like: expected a QuantizedTensor, and a dtype of float32, float16 or bfloat16; "
                 f"got {describe(tensor)} and {dtype}"
             )
-        if shape is not None and tuple(shape) != tuple(tensor.shape):
+        check_type("QuantizedTensor.make_like", bool, requires_grad=requires_grad)
+        sizes = list(shape) if isinstance(shape, list | tuple) else shape
+        if sizes is not None and sizes != list(tensor.shape):
             raise ValueError(
-                f"QuantizedTensor.make_like: the shape must be the tensor's, {list(tensor.shape)}, got {list(shape)}; "
-                "view() gives other leading sizes"
+                f"QuantizedTensor.make_like: the shape must be the tensor's, {list(tensor.shape)}, got "
+                f"{describe(sizes)}; view() gives other leading sizes"
             )
         return tensor.with_buffers(tensor.named(), dtype=dtype, requires_grad=requires_grad)
 
@@ -219,7 +229,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         options = {"is_part": self.is_part, **options}
         if options["is_part"] and shape is None:
             options.setdefault("strides", self.stride())
-        return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
+        return type(self).unchecked(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def lies_like(self, other: QuantizedTensor | None) -> QuantizedTensor:
         """Takes over the window of a tensor with the same memory. Returns self."""
@@ -248,7 +258,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         inner: dict[str, torch.Tensor], metadata: tuple[Any, ...], size: Sequence[int], stride: Sequence[int]
     ) -> QuantizedTensor:
         text, dtype, is_part, _ = metadata
-        return QuantizedTensor(spec_of(text), size, dtype, is_part=is_part, strides=stride, **inner)
+        return QuantizedTensor.unchecked(spec_of(text), size, dtype, is_part=is_part, strides=stride, **inner)
 
     def _stable_hash_for_caching(self) -> str:
         """A key for AOTAutograd's cache of graphs: everything but the values. It is the same in every process."""
@@ -296,7 +306,11 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         )
 
     def stores(self, direction: str) -> bool:
-        """Whether the "rowwise" or the "columnwise" codes are stored."""
+        """Whether the "rowwise" or the "columnwise" codes are stored. Raises ValueError for another word."""
+        if direction not in ("rowwise", "columnwise"):
+            raise ValueError(
+                f"QuantizedTensor.stores: direction must be 'rowwise' or 'columnwise', got {describe(direction)}"
+            )
         return self._stored(f"{direction}_data") is not None
 
     @property
@@ -318,10 +332,13 @@ class QuantizedTensor(DataTensors, torch.Tensor):
             self.detach().copy_(other.detach())
             return
         if type(other) is not type(self) or other.shape != self.shape or other.device != self.device:
+            got = describe(other)
+            if isinstance(other, torch.Tensor):
+                got = f"{got} {list(other.shape)}, {other.dtype}, on {other.device}"
             raise TypeError(
                 f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, or values in "
-                f"float32, float16 or bfloat16, got {type(other).__name__} {list(other.shape)}, {other.dtype}, on "
-                f"{other.device}; before .double() or .to(float64) of a model call quire.dequantize_weights(model)"
+                f"float32, float16 or bfloat16, got {got}; before .double() or .to(float64) of a model call "
+                "quire.dequantize_weights(model)"
             )
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
         self.window = other.window
@@ -338,8 +355,11 @@ class QuantizedTensor(DataTensors, torch.Tensor):
             dtype: float32, float16 or bfloat16. None: self.dtype.
 
         Raises:
+            TypeError: for what is no dtype.
+            RuntimeError: for another dtype.
             ValueError: if only columnwise codes of a Hadamard-transformed tensor are stored.
         """
+        check_type_or_none("dequantize", torch.dtype, dtype=dtype)
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
             return Decoded.apply(self, self, dtype)
@@ -449,67 +469,91 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         `master`, if there is one, becomes the values.
 
         Args:
-            values: float32, float16 or bfloat16, of the same shape.
-            noop_flag: a tensor of one element. If it is not 0, the tensor keeps what it stores. The host does not read
-                it, so a captured graph can replay either.
+            values: real numbers of the same shape, on any device. A QuantizedTensor is decoded, and dtypes other than
+                float32, float16 and bfloat16 are converted to float32.
+            noop_flag: a real tensor of one element on this tensor's device. If it is not 0, the tensor keeps what it
+                stores. The host does not read it, so a captured graph can replay either.
             **options: seed, offset and scale, as for quire.quantize.
 
         Raises:
-            ValueError: with nothing changed, for another shape and for a spec that rounds stochastically if there is no
-                seed.
+            TypeError: with nothing changed, for an unknown option and for values, a scale or a noop_flag that are no
+                dense tensors of real numbers.
+            ValueError: with nothing changed, for another shape, for a spec that rounds stochastically if there is no
+                seed, and for a noop_flag of more elements or on another device.
+            RuntimeError: with nothing changed, for a scale that does not fit, as for quire.quantize, and for a part of
+                which more than the values is given.
         """
+        what = "QuantizedTensor.quantize_"
+        check_options(what, ("seed", "offset", "scale"), options)
+        check_type(what, torch.Tensor, values=values)
+        check_type_or_none(what, torch.Tensor, scale=options.get("scale"))
+        check_dense(what, values=values)
+        if values.is_complex() or (values.is_meta and not self.is_meta):
+            raise TypeError(f"{what}: values must be real numbers, got {values.dtype} on {values.device}")
+        if values.shape != self.shape:
+            raise ValueError(f"{what}: values must have shape {list(self.shape)}, got {list(values.shape)}")
         if noop_flag is not None:
             return self._quantize_unless(noop_flag, values, options)
-        check_type("QuantizedTensor.quantize_", torch.Tensor, values=values)
-        check_dense("QuantizedTensor.quantize_", values=values)
-        if values.is_complex() or (values.is_meta and not self.is_meta):
-            raise TypeError(
-                f"QuantizedTensor.quantize_: values must be real numbers, got {values.dtype} on {values.device}"
-            )
-        if values.shape != self.shape:
-            raise ValueError(
-                f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
-            )
+        return self._write(values, options, lasts=torch.compiler.is_compiling())
+
+    def _write(self, values: torch.Tensor, options: dict[str, Any], *, lasts: bool) -> QuantizedTensor:
         if self.is_part and self.window is not None and not options:
             return self.copy_(values)
         with torch.no_grad():
             self.store(values.dequantize() if isinstance(values, QuantizedTensor) else values, **options)
-            self._keep_scale(options.get("scale"))
+            self._keep_scale(options.get("scale"), lasts)
             self.written(self)
         return self
 
     def _quantize_unless(
         self, noop_flag: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
     ) -> QuantizedTensor:
-        check_type("QuantizedTensor.quantize_", torch.Tensor, noop_flag=noop_flag)
+        what = "QuantizedTensor.quantize_"
+        check_type(what, torch.Tensor, noop_flag=noop_flag)
+        check_dense(what, noop_flag=noop_flag)
+        if noop_flag.is_complex():
+            raise TypeError(f"{what}: noop_flag must be a real number, got {noop_flag.dtype}; pass 0 or 1")
         if noop_flag.numel() != 1:
+            raise ValueError(f"{what}: noop_flag must have one element, got the shape {list(noop_flag.shape)}")
+        if noop_flag.device != self.device:
             raise ValueError(
-                f"QuantizedTensor.quantize_: noop_flag must have one element, got the shape {list(noop_flag.shape)}"
+                f"{what}: noop_flag must be on the device of the tensor, {self.device}, got {noop_flag.device}; move it"
             )
-        written = [each.detach() for each in (*self.buffer_list(), self.master, self.given_scale) if each is not None]
-        before = [(buffer, buffer.clone()) for buffer in written]
-        self.quantize_(values, **options)
+        whole = self if self.window is None else self.window.base  # a write to a part is one to all of it
+        before = [(each.detach(), each.detach().clone()) for each in whole._tensors()]
+        without = self.given_scale is None
+        self._write(values, options, lasts=True)
         with torch.no_grad():
-            keeps = noop_flag.to(self.device).reshape(()) != 0
-            for buffer, old in before:
-                buffer.copy_(torch.where(keeps, old, buffer))
+            if without and self.given_scale is not None:
+                before.append((self.given_scale, torch.full_like(self.given_scale, math.nan)))
+            keeps = noop_flag.reshape(()) != 0
+            for stored, old in before:
+                stored.copy_(torch.where(keeps, old, stored))
         return self
 
-    def _keep_scale(self, scale: torch.Tensor | None) -> None:
+    def _keep_scale(self, scale: torch.Tensor | None, lasts: bool) -> None:
+        """lasts: a given_scale stays one, and becomes NaN if there is no scale."""
         if self.given_scale is not None and scale is not None:
             self.given_scale.copy_(scale.view_as(self.given_scale))
+        elif self.given_scale is not None and lasts:
+            self.given_scale.fill_(math.nan)
         elif self.given_scale is not scale:
             self.given_scale = None if scale is None else scale.detach().reshape(*self.shape[: self.stacked], 1).clone()
 
     def store(
         self, values: torch.Tensor, seed: int | None = None, offset: int = 0, scale: torch.Tensor | None = None
     ) -> None:
-        """Codes and scales of plain values of this shape, into this tensor's storage."""
+        """Codes and scales of plain values of this shape, into this tensor's storage. scale: also given_scale itself,
+        which can be NaN."""
         self.check_writable(seeded=seed is not None)
         values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
         rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
         random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
-        results = torch.ops.quire.quantize(as_matrix(values), self.spec.text, rowwise, columnwise, *random, scale)
+        arguments = (as_matrix(values), self.spec.text, rowwise, columnwise, *random)
+        results = torch.ops.quire.quantize(*arguments, scale)
+        if scale is not None and scale is self.given_scale and "given" not in self.spec.options:
+            measured = torch.ops.quire.quantize(*arguments, None)
+            results = [torch.where(scale.isnan(), *both) for both in zip(measured, results, strict=True)]
         new = named_buffers(results, rowwise, columnwise)
         master = self._stored("master")
         if master is not None and master is not values:
@@ -561,7 +605,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         """0, by which PyTorch knows tensors without memory of their own. As keys of a dict the numbers of two tensors
         are equal if they share their first buffer."""
         first = self._tensors()[0]
-        return _Nowhere(first.data_ptr() if type(first) is torch.Tensor else 0)  # tracers have no addresses
+        return Nowhere(first.data_ptr() if type(first) is torch.Tensor else 0)  # tracers have no addresses
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         raise TypeError(f"{self._no_values('numpy')}. {ON_DISK}")
@@ -666,26 +710,13 @@ def rebuild(
     _check_kinds(flags, text, shape, tensors)
     kind, requires_grad, is_parameter = flags
     named = dict(zip(STORED_NAMES, tensors, strict=True))
-    given = {name: named[name] for name in BUFFER_NAMES if named[name] is not None}
-    directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
     try:
-        spec = QuantSpec(text)
-        check_buffers(_SAVED, given, TensorProto(shape, dtype, spec, stacked=kind.stacked, **directions))
+        buffers = {name: named[name] for name in BUFFER_NAMES}
+        kept = {"master": named["master"], "given_scale": named["given_scale"]}
+        proto = checked(_SAVED, buffers, text, shape, dtype, stacked=kind.stacked, **kept)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{_SAVED}: {error}; {_REMEDY}") from error
-    device = next(iter(given.values())).device
-    for name, of in (("master", shape), ("given_scale", (*shape[: kind.stacked], 1))):
-        value = named[name]
-        if value is not None and (tuple(value.shape), value.dtype, value.device) != (of, torch.float32, device):
-            raise ValueError(
-                f"{_SAVED}: {name} must be float32 {list(of)} on {device}, got {value.dtype} {list(value.shape)} on "
-                f"{value.device}; {_REMEDY}"
-            )
-    if named["given_scale"] is not None and spec.family != "fp8_tensor" and "given" not in spec.options:
-        raise ValueError(
-            f"{_SAVED}: only fp8_tensor and the option given have a given_scale, got one with {spec}; {_REMEDY}"
-        )
-    tensor = kind(spec, shape, dtype, requires_grad=requires_grad, **named)
+    tensor = kind.unchecked(proto.spec, shape, dtype, requires_grad=requires_grad, **named)
     if origin:
         tensor.remember(Origin.of_state(origin[0]))
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.checks import describe
 from quire.loading.deferred import assume_constant_result
 
 #: Rows that share scales, or lie in one tile, by option of a spec.
@@ -45,6 +46,7 @@ class QuantSpec:
         text: the family and its options, such as "nvfp4:rht:sr".
 
     Raises:
+        TypeError: for what is neither a text nor a QuantSpec.
         ValueError: for a wrong text. The error points at the wrong part and lists what is allowed there.
     """
 
@@ -53,10 +55,7 @@ class QuantSpec:
     def __post_init__(self) -> None:
         text = self.text.text if isinstance(self.text, QuantSpec) else self.text
         if not isinstance(text, str):
-            raise TypeError(
-                f"QuantSpec: expected a text such as 'nvfp4:rht:sr', got {text!r}; a recipe has one for each operand, "
-                "such as recipe.input_spec"
-            )
+            raise TypeError(f"QuantSpec: {_expected(text)}")
         object.__setattr__(self, "text", _canonical(text))
 
     @property
@@ -90,3 +89,23 @@ class QuantSpec:
 
     def __repr__(self) -> str:
         return f"QuantSpec({self.text!r})"
+
+
+def as_spec(what: str, spec: QuantSpec | str) -> QuantSpec:
+    """The value of an argument `spec`, wherever one is accepted. what: the operation, which errors name. Raises
+    TypeError or ValueError as QuantSpec."""
+    if isinstance(spec, QuantSpec):
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(f"{what}: spec: {_expected(spec)}")
+    try:
+        return QuantSpec(spec)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None  # which begins with "spec:"
+
+
+def _expected(got: object) -> str:
+    return (
+        f"expected a text such as 'nvfp4:rht:sr', got {describe(got)}; a recipe has one for each operand, such as "
+        "recipe.input_spec"
+    )

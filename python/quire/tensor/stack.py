@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import describe
+from quire.checks import check_type, describe, signed64
 from quire.tensor.buffers import CLASSES, spec_of
 from quire.tensor.quantized import Buffers, QuantizedTensor
 
@@ -30,6 +30,10 @@ class QuantizedStack(QuantizedTensor):
         is_part: as for QuantizedTensor.
         strides: as for QuantizedTensor.
         **buffers: the six buffers by name, each after a first dimension E.
+
+    Raises:
+        TypeError: as for QuantizedTensor.
+        ValueError: as for QuantizedTensor, and for a shape that is not [E, N, K] with one matrix or more.
     """
 
     stacked = True
@@ -39,45 +43,60 @@ class QuantizedStack(QuantizedTensor):
         """A stack of copies of one or more matrices [N, K].
 
         Args:
-            parts: QuantizedTensors [N, K] that differ in nothing but their values.
+            parts: a list or tuple of QuantizedTensors [N, K] that differ in nothing but their values.
 
         Raises:
-            TypeError: for a part that is not a QuantizedTensor.
-            ValueError: for matrices that differ in spec, shape, dtype or stored directions.
+            TypeError: for parts that are no list or tuple, and for a part that is not a QuantizedTensor.
+            ValueError: for matrices that differ in spec, shape, dtype, device or what they store.
         """
+        if not isinstance(parts, list | tuple):
+            raise TypeError(
+                f"QuantizedStack.of: parts must be a list of QuantizedTensors, got {describe(parts)}; pass [tensor]"
+            )
         plain = [part for part in parts if not isinstance(part, QuantizedTensor)]
         if plain:
             raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {describe(plain[0])}; quantize it")
 
-        def kind(part: QuantizedTensor) -> tuple[Any, ...]:
-            stored = tuple([name for name, tensor in part.named().items() if tensor is not None])
-            return part.spec_text, tuple(part.shape), part.dtype, stored
+        def kind(part: QuantizedTensor) -> str:
+            stored = [name for name, tensor in part.named().items() if tensor is not None]
+            return f"{part.spec_text} {list(part.shape)} {part.dtype} on {part.device} with {', '.join(stored)}"
 
-        if not parts or parts[0].dim() != 2 or any(kind(part) != kind(parts[0]) for part in parts):
+        kinds = list(dict.fromkeys(map(kind, parts)))
+        if len(kinds) != 1 or parts[0].dim() != 2:
             raise ValueError(
-                "QuantizedStack.of: expected matrices of one spec, shape and dtype that store the same, got "
-                f"{[describe(part) for part in parts]}; quantize all of them the same way"
+                "QuantizedStack.of: expected matrices of one spec, shape and dtype that store the same on one device, "
+                f"got {'; '.join(kinds) or 'none'}. Quantize all of them the same way"
             )
         first = parts[0]
         each = [part.named() for part in parts]
         named = {name: None if t is None else torch.stack([one[name] for one in each]) for name, t in each[0].items()}
-        return cls(first.spec, (len(parts), *first.shape), first.dtype, **named)
+        return cls.unchecked(first.spec, (len(parts), *first.shape), first.dtype, **named)
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], metadata: tuple[Any, ...], size: Sequence[int], stride: Sequence[int]
     ) -> QuantizedStack:
         text, dtype, is_part, _ = metadata
-        return QuantizedStack(spec_of(text), size, dtype, is_part=is_part, **inner)
+        return QuantizedStack.unchecked(spec_of(text), size, dtype, is_part=is_part, **inner)
 
     def part(self, index: int) -> QuantizedTensor:
         """Matrix number `index`. It shares the memory of the stack.
 
         Args:
-            index: the number of the matrix.
+            index: the number of the matrix, from 0; negative ones count from the end.
+
+        Raises:
+            TypeError: for an index that is no int.
+            IndexError: for the number of no matrix.
         """
+        if not isinstance(index, torch.SymInt):
+            check_type("QuantizedStack.part", int, index=index)
+        if not -self.shape[0] <= index < self.shape[0]:
+            raise IndexError(
+                f"QuantizedStack.part: index must be from {-self.shape[0]} to {self.shape[0] - 1}, got {index}"
+            )
         named = {name: None if t is None else t[index] for name, t in self.named().items()}
-        return QuantizedTensor(self.spec, self.shape[1:], self.dtype, **named)
+        return QuantizedTensor.unchecked(self.spec, self.shape[1:], self.dtype, **named)
 
     def parts(self) -> list[QuantizedTensor]:
         """All matrices. They share the memory of the stack."""
@@ -95,10 +114,20 @@ class QuantizedStack(QuantizedTensor):
     ) -> None:
         """As QuantizedTensor.store(); matrix e rounds with seed + e, and scale has one for each, [E]."""
         self.check_writable(seeded=seed is not None)
+        count = self.shape[0]
+        # Before the first matrix is written.
+        if scale is not None and (scale.numel(), scale.dtype, scale.device) != (count, torch.float32, self.device):
+            raise RuntimeError(
+                f"QuantizedStack: scale must be float32 [{count}] on {self.device}, one for each matrix; got "
+                f"{scale.dtype} {list(scale.shape)} on {scale.device}"
+            )
+        seeds = [None if seed is None else (signed64(seed, "seed") + index) % 2**64 for index in range(count)]
+        signed64(offset, "offset")
         self.forget_origin()
         for index, part in enumerate(self.parts()):
-            seed_of = None if seed is None else seed + index
-            part.store(values[index], seed_of, offset, None if scale is None else scale.view(-1)[index : index + 1])
+            own = scale is self.given_scale
+            scale_of = part.given_scale if own else scale.reshape(-1)[index : index + 1]
+            part.store(values[index], seeds[index], offset, scale_of)
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
         """As QuantizedTensor.missing_direction()."""

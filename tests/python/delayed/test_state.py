@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import math
 import pickle
 import threading
 
@@ -140,13 +141,33 @@ WRONG = {
     "a name": ({"1.delayed": {}}, "layers that the model has not: '1.delayed'"),
     "a missing part": (lambda good: {k: v for k, v in good.items() if k != "rule"}, "must be a dict of 'rule', a str"),
     "no dict": (lambda good: 3, "must be a dict of 'rule', a str, and scale_fwd.*; got 3"),
-    "a dtype": (lambda good: good | {"scale_fwd": torch.ones(3).double()}, "scale_fwd of '0.delayed' must be float32"),
+    "a dtype": (
+        lambda good: good | {"scale_fwd": torch.ones(3).double()},
+        "scale_fwd of '0.delayed' must have .* dense float32",
+    ),
     "a shape": (
         lambda good: good | {"scale_bwd": torch.ones(3)},
         r"scale_bwd .* float32 \[2\], got torch.float32 \[3\]",
     ),
     "no rows": (lambda good: good | {"amax_history_bwd": torch.ones(0, 2)}, r"\[L, 2\] with L > 0, got .*\[0, 2\]"),
     "no tensor": (lambda good: good | {"amax_history_fwd": None}, "amax_history_fwd .* got None"),
+    "no values": (
+        lambda good: good | {"scale_bwd": torch.ones(2, device="meta")},
+        r"scale_bwd of '0.delayed' must have values and be dense float32 \[2\], got torch.float32 \[2\] on meta",
+    ),
+    "a sparse tensor": (lambda good: good | {"scale_bwd": torch.ones(2).to_sparse()}, r"got .* \[2\] torch.sparse_coo"),
+    "names of two kinds": ({1: {}, "a": {}}, "layers that the model has not: 'a', 1"),
+    "a scale of 0": (lambda good: good | {"scale_fwd": torch.tensor([1.0, 0, 1])}, r"scale_fwd .* > 0, got 0.0"),
+    "a negative scale": (lambda good: good | {"scale_bwd": torch.tensor([1.0, -2])}, r"scale_bwd .* > 0, got -2.0"),
+    "a scale of NaN": (lambda good: good | {"scale_fwd": torch.full((3,), math.nan)}, "scale_fwd .* finite .* got nan"),
+    "an infinite scale": (lambda good: good | {"scale_fwd": torch.full((3,), math.inf)}, "finite .* got inf"),
+    "a negative amax": (lambda good: good | {"amax_history_bwd": -torch.ones(2, 2)}, "amax_history_bwd .* got -1.0"),
+    "an amax of NaN": (lambda good: good | {"amax_history_fwd": torch.full((1, 3), math.nan)}, "amax_hist.* got nan"),
+    "a rule that is none": (
+        lambda good: good | {"rule": "foo"},
+        "rule of '0.delayed' must be the text of a DelayedScaling, such as '0,HYBRID,1024,max,None,True'; got 'foo'",
+    ),
+    "no rule": (lambda good: good | {"rule": ""}, "rule of '0.delayed' must be the text .* got ''"),
 }
 
 
@@ -164,6 +185,66 @@ def test_a_state_that_does_not_fit_is_refused_in_words_and_changes_nothing(wrong
         quire.set_delayed_state(model, bad)
     after = quire.delayed_state(model)
     assert str(after) == str(before)
+
+
+def test_an_overflow_stays_in_a_saved_history():
+    model = make_model()
+    train_with_changes(model, range(2))
+    saved = quire.delayed_state(model)
+    saved["0.delayed"]["amax_history_fwd"][1, 0] = math.inf
+    quire.set_delayed_state(model, saved)
+    assert str(quire.delayed_state(model)) == str(saved)
+
+
+def test_a_state_whose_rule_is_one_too_many_is_refused_and_changes_nothing():
+    model = make_model()
+    train_with_changes(model, range(3))
+    good = quire.delayed_state(model)
+
+    def fills_the_table():
+        rules = [f"{i},HYBRID,4,max,None,True" for i in range(63)]  # and that of in_a_new_thread
+        for rule in rules:
+            quire.delayed.rules.rule_of(rule)
+        bad = {
+            "0.delayed": good["0.delayed"] | {"rule": rules[0]},
+            "2.delayed": good["2.delayed"] | {"rule": "-1,HYBRID,4,max,None,True"},
+        }
+        bad["0.delayed"]["scale_fwd"] = torch.full((3,), 7.0)
+        with pytest.raises(RuntimeError, match="more than 64 different ones in a thread"):
+            quire.set_delayed_state(model, bad)
+        return str(quire.delayed_state(model))
+
+    assert in_a_new_thread(fills_the_table) == str(good)
+
+
+WRONG_ARGUMENTS = {
+    "a slot below": (lambda: quantized(-2), ValueError, "slot must be from 0 to 2.* 3 elements of scale, got -2"),
+    "a slot above": (lambda: quantized(3), ValueError, "slot must be from 0 to 2.* got 3"),
+    "a text for a slot": (lambda: quantized("a"), TypeError, "slot must be an int, got 'a'"),
+    "a scalar": (lambda: quantized(0, torch.tensor(1.0)), ValueError, r"scale must have one dimension.* got \[\]"),
+    "no groups": (lambda: quire.delayed.DelayedState("cpu", 0), ValueError, "groups must be at least 1, got 0"),
+    "negative groups": (lambda: quire.delayed.DelayedState("cpu", -1), ValueError, "groups must be at least 1, got -1"),
+    "nothing for groups": (
+        lambda: quire.delayed.DelayedState("cpu", None),
+        TypeError,
+        "groups must be an int, got None",
+    ),
+    "a number for a bool": (
+        lambda: quire.delayed.DelayedState("cpu", 1, 3),
+        TypeError,
+        "reduced must be a bool, got 3",
+    ),
+}
+
+
+def quantized(slot, scale=None):
+    return quire.delayed.quantize(torch.ones(4, 32), torch.ones(3) if scale is None else scale, slot, False)
+
+
+@pytest.mark.parametrize("wrong, error, words", WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_arguments_that_do_not_fit_are_refused_in_words(wrong, error, words):
+    with pytest.raises(error, match=f"^(delayed.quantize|DelayedState): {words}"):
+        wrong()
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -135,7 +135,7 @@ def test_what_is_refused(group):
         quire.MoE(32, 32, 4, ep_group="nowhere")
     with pytest.raises(TypeError, match="group must be a process group"):
         quire.MoE(32, 32, 4, ep_group=3)
-    with pytest.raises(ValueError, match="ep_capacity must be at least 1, and goes with an ep_group; got 0 with one"):
+    with pytest.raises(ValueError, match="ep_capacity must be at least 1, got 0; None is for any number of rows"):
         quire.MoE(32, 32, 4, ep_group=group, ep_capacity=0)
     with pytest.raises(ValueError, match="got 8 without one"):
         quire.MoE(32, 32, 4, ep_capacity=8)
@@ -165,6 +165,14 @@ def test_what_is_refused(group):
         pytest.raises(NotImplementedError, match="weight0 must be a plain"),
     ):
         parallelize_module(quire.MoE(32, 32, 4), mesh, ExpertParallel())
+    for options, error, why in (
+        ({"capacity": -1}, ValueError, "capacity must be at least 1, got -1"),
+        ({"capacity": "a"}, TypeError, "capacity must be an int, got 'a'"),
+        ({"overflow": "foo"}, ValueError, "overflow must be 'raise' or 'drop', got 'foo'"),
+        ({"dispatch": "foo"}, ValueError, "dispatch must be 'values' or 'codes', got 'foo'"),
+    ):
+        with pytest.raises(error, match=f"^ExpertParallel: {why}"):
+            ExpertParallel(**options)
     parallelize_module(layer, mesh, ExpertParallel())
     with pytest.raises(ValueError, match="its experts are sharded over ranks already"):
         parallelize_module(layer, mesh, ExpertParallel())

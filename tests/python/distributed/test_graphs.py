@@ -212,6 +212,49 @@ def test_what_a_sharded_layer_does_not_do_is_refused(group):
         quire.LayerNormMLP(IN, 256, activation="swiglu", parallel=column.of_parts(128, 384))
 
 
+MULTIPLES = "of the outputs must be a multiple of the 2 ranks"
+WRONG = {
+    "no spec": (
+        {"reduce": "foo"},
+        ValueError,
+        "reduce must be '', 'float32' or a spec .* got 'foo': spec: unknown fam",
+    ),
+    "random bits": ({"reduce": "nvfp4:sr"}, ValueError, "reduce must be .* got 'nvfp4:sr': .* without stochastic"),
+    "a scale of the caller": ({"reduce": "fp8_tensor:given"}, ValueError, "reduce must be .* remove 'given'"),
+    "two options in one": (
+        {"reduce": "mxfp8,own_gradients"},
+        ValueError,
+        "reduce must be .* got 'mxfp8,own_gradients'",
+    ),
+    "uneven parts": ({"parts": (3, 5)}, ValueError, rf"each of the parts \(3, 5\) {MULTIPLES}"),
+    "a negative part": ({"parts": (-2, 4)}, ValueError, r"parts must not be negative, got \(-2, 4\)"),
+    "a text in parts": ({"parts": ("a",)}, TypeError, r"parts must be .* ints, such as \(1024, 256\); got \('a',\)"),
+    "a text for parts": ({"parts": "ab"}, TypeError, "parts must be .* got 'ab'"),
+    "one number for parts": ({"parts": 4}, TypeError, "parts must be .* got 4"),
+    "nothing for parts": ({"parts": None}, TypeError, "parts must be .* got None"),
+    "a text for a size": ({"size": "a"}, TypeError, "size must be an int, got 'a'"),
+    "a fraction for a size": ({"size": 2.0}, TypeError, "size must be an int, got 2.0"),
+    "a negative size": ({"size": -2}, ValueError, "size must be the number of ranks, .* got -2"),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("options, error, words", WRONG.values(), ids=WRONG)
+def test_what_does_not_say_how_a_weight_is_sharded_is_refused(group, named, options, error, words):
+    with pytest.raises(error, match=f"^Parallel: {words}"):
+        Parallel("column", group if named else None, **{"size": 2} | options)
+
+
+@pytest.mark.cpu_only
+def test_what_is_no_mesh_is_refused_and_leaves_weights_whole():
+    layer = quire.Linear(IN, OUT)
+    for mesh in (None, "dp", 2):
+        with pytest.raises(TypeError, match=f"^shard_weights: mesh must be a DeviceMesh .* got {mesh!r}"):
+            shard_weights(layer, mesh)
+    assert type(layer.weight) is torch.nn.Parameter and layer.shards is None
+
+
 def test_wrong_arguments_of_the_operator_are_refused(group):
     x, w, recipe = torch.randn(4, 32), torch.randn(32, 32), "x=nvfp4,w=nvfp4,dy=nvfp4:sr"
     call = torch.ops.quire.parallel_linear

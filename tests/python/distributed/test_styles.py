@@ -128,6 +128,13 @@ def test_what_cannot_be_sharded_is_refused_and_stays_as_it_is(fake_mesh):
         assert isinstance(layer.weight, quire.QuantizedTensor) and layer.parallel is None
 
 
+@pytest.mark.parametrize("style", [ColumnParallel, RowParallel])
+@pytest.mark.parametrize("reduce", ["foo", "nvfp4:sr", "fp8_tensor:given"])
+def test_a_style_whose_sum_is_no_spec_is_refused_before_it_shards(style, reduce):
+    with pytest.raises(ValueError, match=f"^{style.__name__}: reduce must be '', 'float32' or a spec .* '{reduce}'"):
+        style(reduce=reduce)
+
+
 @pytest.mark.parametrize(
     ("option", "error"),
     [

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -226,6 +227,138 @@ def test_what_does_not_fit_is_refused(device):
     state = quire.TrainingState(quire.Linear(64, 64)).state_dict()
     with pytest.raises(ValueError, match="has no 'weight.mxfp8:nan.rowwise_data'; make the model with the recipe of"):
         quire.TrainingState(quantized).load_state_dict(state)
+    state, before = quire.TrainingState(quantized), copy.deepcopy(quantized.bias)
+    saved = state.state_dict()["model"] | {"bias": torch.full((64,), 7.0)}
+    name = "weight.mxfp8:nan.rowwise_data"
+    for wrong, words in (
+        (3, "got 3"),
+        (saved[name][:3], "got torch.uint8.*3,"),
+        (saved[name].float(), "got torch.float"),
+    ):
+        with pytest.raises(ValueError, match=rf"'{name}' must have .* torch.uint8 .*shape \[64, 64\], {words}"):
+            state.load_state_dict({"model": saved | {name: wrong}, "rng": quire.rng_state(quantized)})
+        assert torch.equal(quantized.bias, before)
+
+
+def without(state, name):
+    return {key: value for key, value in state.items() if key != name}
+
+
+def entry(name, change):
+    return lambda state: state | {name: change(state[name])}
+
+
+def of_layer(change):
+    return entry("delayed", lambda states: {name: change(value) for name, value in states.items()})
+
+
+def of_group(change):
+    return entry("optimizer", lambda saved: saved | {"param_groups": [change(one) for one in saved["param_groups"]]})
+
+
+ANOTHER = "pass what state_dict\\(\\) of a TrainingState with the same arguments gave"
+#: What somebody has made of a state, and words of the error.
+NOT_SAVED = {
+    "no weights": (lambda state: without(state, "model"), f"the state has no 'model'; {ANOTHER}"),
+    "weights that are none": (entry("model", lambda _: 1), f"'model' must be a dict by names, got 1; {ANOTHER}"),
+    "names that are none": (entry("model", lambda _: {1: 2}), "'model' must be a dict by names, got {1: 2}"),
+    "none of the weights": (
+        entry("model", lambda _: {}),
+        f"'model': the model has tensors .* has not: '0.bias', .*; {ANOTHER}",
+    ),
+    "one weight more": (entry("model", lambda own: own | {"9": torch.ones(1)}), "the model has not: '9'"),
+    "a weight that is none": (entry("model", lambda own: own | {"2.bias": 3}), r"'2.bias' must .* \[32\], got 3"),
+    "a shape": (
+        entry("model", lambda own: own | {"2.bias": torch.ones(3)}),
+        r"'2.bias' must have values and be torch.strided of shape \[32\], got torch.float32 \[3\]",
+    ),
+    "no values": (entry("model", lambda own: own | {"2.bias": own["2.bias"].to("meta")}), "'2.bias' must .* on meta"),
+    "no random states": (lambda state: without(state, "rng"), f"the state has no 'rng'; {ANOTHER}"),
+    "random states of none": (entry("rng", lambda _: {}), "'rng': the model has layers that the state has not: '0'"),
+    "a random state that is none": (entry("rng", lambda _: 1), "'rng' must be a dict by names, got 1"),
+    "a random state of 3": (
+        entry("rng", lambda own: own | {"2": torch.full((3,), 9)}),
+        r"'rng': the random state of '2' must .* shape \[2\], got torch.int64 \[3\]",
+    ),
+    "no scales": (
+        lambda state: without(state, "delayed"),
+        "'delayed': the model .* state has not: '0.delayed', '2.del",
+    ),
+    "scales of none": (entry("delayed", lambda _: {}), "'delayed': the model .* state has not: '0.delayed'"),
+    "scales of another layer": (entry("delayed", lambda own: own | {"9.delayed": 1}), "the model has not: '9.delayed'"),
+    "a scale that is none": (of_layer(lambda own: 1), "'delayed': the state of '0.delayed' must be .* 'used'; got 1"),
+    "a missing scale": (of_layer(lambda own: without(own, "scale_bwd")), "must be a dict of .* 'used'; got"),
+    "a scale of NaN": (of_layer(lambda own: own | {"scale_bwd": own["scale_bwd"] * math.nan}), "must be finite"),
+    "a history that is none": (of_layer(lambda own: own | {"amax_history_fwd": 3}), "amax_history_fwd of .* got 3"),
+    "rows that are none": (
+        of_layer(lambda own: own | {"used": 3}),
+        r"used of '0.delayed' must .* int64 \[2\].*, got 3",
+    ),
+    "too many rows": (
+        of_layer(lambda own: own | {"used": own["used"] + 9}),
+        r"rows in use .* got \[13, 13\] of \[4, 4\]",
+    ),
+    "rows of one direction": (of_layer(lambda own: own | {"used": own["used"] * torch.tensor([0, 1])}), "or 0 of both"),
+    "no optimizer": (lambda state: without(state, "optimizer"), f"the state has no 'optimizer'; {ANOTHER}"),
+    "an optimizer that is none": (entry("optimizer", lambda _: 1), "'optimizer' must be a dict by names, got 1"),
+    "an optimizer without groups": (
+        entry("optimizer", lambda own: without(own, "param_groups")),
+        "'optimizer' must be",
+    ),
+    "groups that are none": (of_group(lambda _: 3), "'optimizer' must be a dict of 'state', .* and 'param_groups'"),
+    "groups without parameters": (
+        of_group(lambda own: without(own, "params")),
+        "'optimizer' must be a dict of 'state'",
+    ),
+    "no moments": (
+        entry("optimizer", lambda own: own | {"state": without(own["state"], "2.bias")}),
+        "'optimizer' has no state of the parameter '2.bias'",
+    ),
+}
+
+
+def run_of_delayed_scaling(device):
+    model = torch.nn.Sequential(quire.Linear(32, 32), torch.nn.ReLU(), quire.Linear(32, 32)).to(device)
+    optimizer, recipe = torch.optim.AdamW(model.parameters()), quire.recipe.DelayedScaling(amax_history_len=4)
+    for _ in range(2):
+        with quire.autocast(recipe=recipe):
+            model(torch.randn(4, 32, device=device)).sum().backward()
+        optimizer.step()
+    return quire.TrainingState(model, optimizer, recipe)
+
+
+def all_of(state):
+    model, (optimizer,) = state.model, state.optimizers
+    found = model.state_dict(), optimizer.state_dict(), quire.rng_state(model), quire.delayed_state(model)
+    return copy.deepcopy(found)
+
+
+@pytest.mark.parametrize("change, words", NOT_SAVED.values(), ids=NOT_SAVED)
+def test_what_such_a_state_did_not_save_is_refused_before_anything_changes(change, words, device):
+    bad, state = change(run_of_delayed_scaling(device).state_dict()), run_of_delayed_scaling(device)
+    before = all_of(state)
+    with pytest.raises(ValueError, match=f"^TrainingState: .*{words}"):
+        state.load_state_dict(bad)
+    assert str(all_of(state)) == str(before)
+
+
+def test_arguments_of_another_model_or_type_are_refused(device):
+    model, other = quire.Linear(32, 32, device=device), quire.Linear(32, 32, device=device)
+    state = quire.TrainingState(model, torch.optim.AdamW(other.parameters()))
+    saved = quire.TrainingState(model, torch.optim.AdamW(model.parameters())).state_dict()
+    for call in (state.state_dict, lambda: state.load_state_dict(saved)):
+        with pytest.raises(ValueError, match=r"^TrainingState: an optimizer has a parameter \[32, 32\] that the model"):
+            call()
+    for name in ("group", "amax_reduction_group"):
+        with pytest.raises(TypeError, match=f"^TrainingState: {name} must be a process group.* got 'a'"):
+            quire.TrainingState(model, **{name: "a"})
+
+
+def test_a_model_without_layers_of_quire_has_no_states_of_delayed_scaling(device):
+    state = quire.TrainingState(torch.nn.Linear(4, 4, device=device), recipe="fp8_delayed")
+    saved = state.state_dict()
+    assert saved.keys() == {"model", "rng"}
+    state.load_state_dict(saved)
 
 
 def test_a_layer_that_is_not_sharded_rounds_as_the_data_of_its_process(four):

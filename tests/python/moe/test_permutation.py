@@ -246,3 +246,23 @@ def test_codes_that_cannot_be_permuted_are_refused_in_words():
         assert isinstance(moe.permute(leaf, ids, 1).rows, quire.QuantizedTensor)
     with pytest.raises(TypeError, match="unpermute"):
         moe.unpermute(quire.quantize(x.detach(), "mxfp8"), ids)
+
+
+WRONG = {
+    "bytes": (
+        {"x": torch.zeros(4, 8, dtype=torch.uint8)},
+        RuntimeError,
+        "x must be float32, .* got torch.uint8; convert",
+    ),
+    "nothing": ({"x": None}, TypeError, "x must be a tensor .*, got None"),
+    "no experts": ({"num_experts": None}, TypeError, "num_experts must be an int, got None"),
+    "a text for rows": ({"num_rows": "a"}, TypeError, "num_rows must be an int .*got 'a'"),
+    "a number for weights": ({"weights": 1.0}, TypeError, "weights must be a tensor, got 1.0"),
+}
+
+
+@pytest.mark.parametrize("changed, error, words", WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_is_refused_in_words(changed, error, words):
+    good = {"x": torch.ones(4, 8), "topk_ids": torch.zeros(4, 2, dtype=torch.int32), "num_experts": 4}
+    with pytest.raises(error, match=f"^permute: {words}"):
+        moe.permute(**good | changed)

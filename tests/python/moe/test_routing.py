@@ -1,5 +1,7 @@
 """quire.moe.route and what keeps loads even, against float64."""
 
+import itertools
+
 import hypothesis
 import pytest
 import torch
@@ -250,3 +252,208 @@ def test_recipes_do_not_touch_routing():
     with quire.autocast(recipe=quire.recipe.NVFP4BlockScaling()):
         inside = moe.route(logits, 2)
     assert all(torch.equal(a, b) for a, b in zip(inside, moe.route(logits, 2), strict=True))
+
+
+LOGITS, IDS, WEIGHTS = torch.randn(4, 16), torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
+PROBS, LOADS = torch.rand(4, 8), torch.tensor([1, 2, 0, 0, 0, 5, 0, 0])
+BIAS, META = torch.zeros(8), torch.zeros((), device="meta")
+NAN, INF = float("nan"), float("inf")
+
+
+def route(**options):
+    return moe.route(LOGITS, options.pop("topk", 2), **options)
+
+
+def loss(probs=PROBS, loads=LOADS, **options):
+    return moe.load_balancing_loss(probs, loads, **{"topk": 2} | options)
+
+
+def update(bias=BIAS, loads=LOADS, rate=0.1):
+    return moe.update_expert_bias_(bias, loads, rate)
+
+
+#: What somebody does, the error, and words of it.
+WRONG = {
+    "half of the groups": (
+        lambda: route(num_groups=4),
+        RuntimeError,
+        "num_groups and group_topk belong together, got 4",
+    ),
+    "groups of nothing": (
+        lambda: route(group_topk=2),
+        RuntimeError,
+        "belong together, got None and 2; pass both or no",
+    ),
+    "no groups": (
+        lambda: route(num_groups=0, group_topk=1),
+        RuntimeError,
+        "num_groups must be at least 1 or None, got 0",
+    ),
+    "negative groups": (
+        lambda: route(num_groups=-1, group_topk=1),
+        RuntimeError,
+        "num_groups must be at least 1 or None, got -1",
+    ),
+    "no group for a token": (
+        lambda: route(num_groups=4, group_topk=0),
+        RuntimeError,
+        "group_topk must be at least 1 or None, got 0",
+    ),
+    "too many groups": (
+        lambda: route(num_groups=4, group_topk=5),
+        RuntimeError,
+        "group_topk must .* num_groups = 4, got 5",
+    ),
+    "uneven groups": (
+        lambda: route(num_groups=3, group_topk=1),
+        RuntimeError,
+        "divide the number of experts, 16, got 3",
+    ),
+    "the best of no groups": (lambda: route(group_best=1), RuntimeError, "group_best is for groups; pass num_groups"),
+    "none of a group": (
+        lambda: route(num_groups=4, group_topk=3),
+        RuntimeError,
+        "group_best would be topk // group_topk = 2 // 3 = 0; pass group_best",
+    ),
+    "softmax of sigmoid": (
+        lambda: route(score_function="sigmoid", softmax_after_topk=True),
+        RuntimeError,
+        "softmax_after_topk is for softmax, got 'sigmoid'",
+    ),
+    "two sums of 1": (
+        lambda: route(softmax_after_topk=True, renormalize=True),
+        RuntimeError,
+        "renormalize has nothing to do after softmax_after_topk",
+    ),
+    "a text for a bool": (
+        lambda: route(softmax_after_topk="a"),
+        TypeError,
+        "softmax_after_topk must be a bool, got 'a'",
+    ),
+    "nothing for a bool": (lambda: route(renormalize=None), TypeError, "renormalize must be a bool, got None"),
+    "a huge factor": (lambda: route(scaling_factor=2**2000), RuntimeError, "scaling_factor must be .* got a.* int"),
+    "an infinite factor": (
+        lambda: route(scaling_factor=INF),
+        RuntimeError,
+        "scaling_factor must be finite .* got inf",
+    ),
+    "a factor of NaN": (lambda: route(scaling_factor=NAN), RuntimeError, "scaling_factor must be .* got nan"),
+    "a negative factor": (
+        lambda: route(scaling_factor=-1),
+        RuntimeError,
+        "scaling_factor must .* not negative, got -1",
+    ),
+    "weights of another dtype": (
+        lambda: moe.limit_capacity(WEIGHTS.double(), IDS, 4, 1),
+        RuntimeError,
+        "topk_weights must be float32, got torch.float64",
+    ),
+    "weights of another device": (
+        lambda: moe.limit_capacity(WEIGHTS.to("meta"), IDS, 4, 1),
+        RuntimeError,
+        "must be on one device, got meta and",
+    ),
+    "scores of integers": (lambda: moe.scores(LOGITS.int()), TypeError, "logits must be float32, .* got torch.int32"),
+    "scores of bools": (lambda: moe.scores(LOGITS > 0), TypeError, "logits must be float32, .* got torch.bool"),
+    "scores of float64": (
+        lambda: moe.scores(LOGITS.double()),
+        TypeError,
+        "logits must be .* got torch.float64; convert",
+    ),
+    "scores of complex": (lambda: moe.scores(LOGITS.cfloat()), TypeError, "logits must be .* got torch.complex64"),
+    "scores of sparse": (lambda: moe.scores(LOGITS.to_sparse()), TypeError, "logits must be a dense tensor"),
+    "scores of a scalar": (lambda: moe.scores(torch.tensor(1.0)), ValueError, "at least 1 dimension, got a scalar"),
+    "no experts": (lambda: moe.tokens_per_expert(IDS, None), TypeError, "num_experts must be an int, got None"),
+    "a topk of 0": (lambda: loss(topk=0), ValueError, "topk must be from 1 to the number of experts, 8, got 0"),
+    "a negative topk": (lambda: loss(topk=-1), ValueError, "topk must be from 1 to .* 8, got -1"),
+    "more than all": (lambda: loss(topk=9), ValueError, "topk must be from 1 to .* 8, got 9"),
+    "a part of an expert": (lambda: loss(topk=1.5), TypeError, "topk must be an int, got 1.5"),
+    "a coefficient of NaN": (lambda: loss(coeff=NAN), ValueError, "coeff must be finite, got nan"),
+    "an infinite coefficient": (lambda: loss(coeff=-INF), ValueError, "coeff must be finite, got -inf"),
+    "a text for a coefficient": (lambda: loss(coeff="a"), TypeError, "coeff must be a number, got 'a'"),
+    "no tokens of some": (lambda: loss(total_num_tokens=0), ValueError, "total_num_tokens must be at least 1, got 0"),
+    "negative tokens": (lambda: loss(total_num_tokens=-1), ValueError, "total_num_tokens must be at least 1, got -1"),
+    "half a token": (
+        lambda: loss(total_num_tokens=1.5),
+        TypeError,
+        "total_num_tokens must be an int or a tensor, got 1.5",
+    ),
+    "several totals": (
+        lambda: loss(total_num_tokens=BIAS),
+        ValueError,
+        r"total_num_tokens must be one number, .* \[8\]",
+    ),
+    "a total of none": (
+        lambda: loss(total_num_tokens=META),
+        ValueError,
+        "total_num_tokens must have a value, got a .* meta",
+    ),
+    "loads that are bools": (lambda: loss(loads=LOADS > 0), ValueError, "must hold numbers, got torch.bool"),
+    "loads that are complex": (
+        lambda: loss(loads=LOADS.cfloat()),
+        ValueError,
+        "must hold numbers, got torch.complex64",
+    ),
+    "probabilities that are none": (
+        lambda: loss(PROBS > 0),
+        ValueError,
+        "probs must be floating-point, got torch.bool",
+    ),
+    "loads elsewhere": (lambda: loss(loads=LOADS.to("meta")), ValueError, "must be on one device; got meta and"),
+    "loads of a bias elsewhere": (
+        lambda: update(loads=LOADS.to("meta")),
+        ValueError,
+        "must be on one device; got meta and",
+    ),
+    "a rate of NaN": (lambda: update(rate=NAN), ValueError, "rate must be finite in torch.float32, got nan"),
+    "a rate of too much": (
+        lambda: update(BIAS.half(), rate=1e6),
+        ValueError,
+        "rate must be finite in torch.float16, got 1",
+    ),
+    "a text for a rate": (lambda: update(rate="a"), TypeError, "rate must be a number, got 'a'"),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("wrong, error, words", WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_is_refused_in_words(wrong, error, words):
+    with pytest.raises(error, match=rf"^(route|limit_capacity|scores|\w+_\w*): .*{words}"):
+        wrong()
+    assert not BIAS.any()
+
+
+OF_GROUPS = [
+    {"num_groups": groups, "group_topk": topk, "group_best": best}
+    for groups in (None, 1, 2, 3, 4)
+    for topk in (None, 1, 2, 5)
+    for best in (None, 1, 4, 5)
+]
+
+
+def refuses(call):
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False
+
+
+@pytest.mark.cpu_only
+def test_options_are_refused_where_the_operator_refuses_their_text():
+    for topk, options in itertools.product((1, 2, 5), OF_GROUPS):
+        words = [f"{name}={value}" for name, value in options.items() if value is not None]
+        text = ":".join(["softmax", f"topk={topk}", *words])
+        expected = refuses(lambda text=text: quire.functional.route(LOGITS, None, text))
+        for call in (
+            lambda topk=topk, options=options: moe.routing.routing_text(topk, num_experts=16, **options),
+            lambda topk=topk, options=options: moe.route(LOGITS, topk, **options),
+        ):
+            assert refuses(call) is expected, text
+
+
+@pytest.mark.cpu_only
+def test_totals_of_no_tokens_and_of_rows_that_are_padding_are_taken():
+    assert moe.load_balancing_loss(PROBS[:0], torch.zeros(8), topk=2, total_num_tokens=0) == 0
+    assert loss(total_num_tokens=3).isfinite()
+    assert torch.equal(loss(total_num_tokens=torch.tensor([4])), loss())

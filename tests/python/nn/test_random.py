@@ -114,10 +114,13 @@ BAD = [
     ({"0": GOOD, "2": GOOD, "3": GOOD}, "layers that the model has not: '3'"),
     (
         {"0": GOOD, "2": torch.tensor([1.0, 2.0])},
-        r"'2' must be an int64 tensor of shape \[2\], got torch.float32",
+        r"random state of '2' must have values and be dense int64 of shape \[2\], got torch.float32",
     ),
     ({"0": GOOD, "2": torch.tensor([1, 2, 3])}, r"got torch.int64 \[3\]"),
     ({"0": GOOD, "2": [1, 2]}, r"got \[1, 2\]"),
+    ({"0": GOOD, "2": GOOD.to("meta")}, r"'2' must have values and .*, got torch.int64 \[2\] on meta"),
+    ({"0": GOOD, "2": GOOD.to_sparse()}, r"dense int64 of shape \[2\], got torch.int64 \[2\] torch.sparse_coo"),
+    ({"0": GOOD, "2": GOOD, 3: GOOD, "a": GOOD}, "the model has not: 'a', 3"),
 ]
 
 
@@ -128,6 +131,13 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, words, 
         quire.set_rng_state(model, state)
     after = quire.rng_state(model)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_state_of_layers_on_meta_may_be_there_too(model):
+    state = quire.rng_state(model)
+    quire.set_rng_state(model.to("meta"), {name: value.to("meta") for name, value in state.items()})
+    with pytest.raises(TypeError, match="^set_rng_state: model must be a torch.nn.Module, got 3"):
+        quire.set_rng_state(3, state)
 
 
 def test_compiled_training_rounds_as_eager_training(model, x, compiler, equal_bits):

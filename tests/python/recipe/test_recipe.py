@@ -158,7 +158,16 @@ REFUSED = [
     (NVFP4BlockScaling, {"nvfp4_4over6_err_mode": "mae"}, ValueError, "'MAE', 'MSE'; got 'mae'"),
     (CustomRecipe, {"qfactory": "mxfp8"}, TypeError, "qfactory must be callable"),
     (CustomRecipe, {"qfactory": lambda role: None}, TypeError, r"qfactory\('x'\) must return a QuantSpec or its text"),
-    (CustomRecipe, {"qfactory": lambda role: "mxfp9"}, ValueError, "unknown family in '>>mxfp9<<'"),
+    (
+        CustomRecipe,
+        {"qfactory": lambda role: "mxfp9"},
+        ValueError,
+        "CustomRecipe: x: spec: unknown family in '>>mxfp9<<'",
+    ),
+    (CustomRecipe, {"qfactory": lambda role: torch.ones(4096)}, TypeError, r"qfactory\('x'\) must .* got Tensor;"),
+    (MMParams, {"use_split_accumulator": "a"}, TypeError, "MMParams: use_split_accumulator must be a bool, got 'a'"),
+    (recipes.QParams, {"power_2_scale": "a"}, TypeError, "QParams: power_2_scale must be a bool, got 'a'"),
+    (recipes.QParams, {"amax_epsilon": "a"}, TypeError, "QParams: amax_epsilon must be a number, got 'a'"),
     (
         CustomRecipe,
         {"qfactory": lambda role: "mxfp8", "fp8_format": Format.E4M3},
@@ -170,6 +179,12 @@ REFUSED = [
     (recipes.Recipe, {}, TypeError, "Recipe is abstract"),
     (DelayedScaling, {"fp8_format": Format.E5M2}, ValueError, "DelayedScaling: fp8_format must be one of"),
     (DelayedScaling, {"margin": 0.5}, ValueError, "margin must be an int between -255 and 255; got 0.5"),
+    (
+        DelayedScaling,
+        {"margin": 159},
+        ValueError,
+        "margin=159 makes every scale 0 .* 448 times 2.-margin is 0 in float32",
+    ),
     (DelayedScaling, {"amax_history_len": 0}, ValueError, "amax_history_len must be an int between 1 and"),
     (DelayedScaling, {"amax_compute_algo": "mean"}, ValueError, "one of 'max', 'most_recent'; got 'mean'"),
     (DelayedScaling, {"scaling_factor_compute_algo": "max"}, TypeError, "None or a function .* got 'max'"),
@@ -204,6 +219,34 @@ def test_the_operators_take_the_text_of_a_recipe_and_it_is_canonical(made, text)
 def test_a_field_that_cannot_be_honoured_is_refused_in_words(kind, fields, error, words):
     with pytest.raises(error, match=words):
         kind(**fields)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: recipes.names("a"), TypeError, "recipe.names: delayed must be a bool, got 'a'"),
+        (lambda: recipes.default(None), TypeError, "recipe.default: device_type must be .* got None"),
+        (lambda: recipes.default("cuda"), NotImplementedError, "recipe.default: quire has no default recipe for"),
+        (
+            lambda: MXFP8BlockScaling().linear_spec("a"),
+            TypeError,
+            "MXFP8BlockScaling.linear_spec: fp8_grad must be a b",
+        ),
+        (lambda: recipes.as_recipe("test", torch.ones(4096)), TypeError, "test: recipe must be .* got Tensor;"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_words(call, error, words):
+    with pytest.raises(error, match=f"^{words}"):
+        call()
+
+
+def test_the_largest_margin_still_makes_scales():
+    history, one = torch.zeros(1, 1), torch.ones(1)
+    for margin, least in ((158, 2.0**-149), (159, 0.0)):
+        _, scale = quire.debug.delayed_update(history, one, one, margin=margin)
+        assert scale == least
+    assert DelayedScaling(margin=158).margin == 158
+    assert DelayedScaling(margin=255, scaling_factor_compute_algo=lambda *values: values[1]).margin == 255
 
 
 def test_a_recipe_is_an_immutable_value():
@@ -242,8 +285,9 @@ def test_from_name_gives_the_default_recipes():
 def test_from_name_lists_the_names_and_the_nearest():
     with pytest.raises(ValueError, match="the recipes are nvfp4, .*, fp8_block, fp8_delayed; did you mean 'nvfp4'?"):
         recipes.from_name("nvpf4")
-    with pytest.raises(ValueError, match="there is no recipe 7"):
-        recipes.from_name(7)
+    for wrong in (7, [7]):
+        with pytest.raises(ValueError, match="^recipe.from_name: there is no recipe .?7"):
+            recipes.from_name(wrong)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,61 @@ def test_experts_come_in_one_tensor_or_one_by_one_quantized_or_not():
         (lambda: runners.PythonRunner(3, H, N), TypeError, "function must be a function, got 3"),
         (lambda: runners.PythonRunner(len, "a", N), TypeError, "in_features must be an int"),
         (lambda: runners.PythonRunner(len, 0, N), RuntimeError, "must be at least 1; got 0, 32 and 0"),
-        (lambda: runners.PythonRunner(len, H, N, experts=-1), RuntimeError, "must be at least 1; got 48, 32 and -1"),
+        (
+            lambda: runners.PythonRunner(len, H, N, experts=-1),
+            RuntimeError,
+            "^PythonRunner: .* must be at least 1; got 48, 32 and -1; experts=0 is a linear layer",
+        ),
+        (lambda: runners.PythonRunner(len, 2**70, N), RuntimeError, "^PythonRunner: .* below 2\\*\\*63; got a?.*11805"),
+        (lambda: runners.PythonRunner(len, H, N, device="a"), RuntimeError, "^PythonRunner: device must be .* got 'a'"),
+        (
+            lambda: runners.PythonRunner(len, H, N, device=[]),
+            RuntimeError,
+            r"^PythonRunner: device must be .* got \[\]",
+        ),
+        (
+            lambda: runners.LinearRunner(rand(N, H), rand(N).double()),
+            RuntimeError,
+            "^LinearRunner: bias must be float32, float16 or bfloat16, got torch.float64; convert it with .to",
+        ),
+        (lambda: runners.LinearRunner(rand(N, H), 3), TypeError, "^LinearRunner: bias must be a tensor, got 3"),
+        (
+            lambda: runners.LinearRunner(rand(N, H), rand(N).to_sparse()),
+            TypeError,
+            "^LinearRunner: bias must be a dense",
+        ),
+        (lambda: runners.LinearRunner(None), TypeError, "^LinearRunner: weight must be a tensor, got None"),
+        (
+            lambda: runners.MoERunner(*GATED, w2_bias=rand(E, H).int()),
+            RuntimeError,
+            "^MoERunner: w2_bias must be float32, float16 or bfloat16, got torch.int32",
+        ),
+        (
+            lambda: runners.MoERunner(None, GATED[1]),
+            TypeError,
+            "^MoERunner: w13 must be a tensor, or a sequence of tensors, got None",
+        ),
+        (lambda: runners.MoERunner(GATED[0], 3), TypeError, "^MoERunner: w2 must be .* sequence of tensors, got 3"),
+        (
+            lambda: runners.MoERunner([*GATED[0][:3], GATED[0][3, :5]], GATED[1]),
+            RuntimeError,
+            r"^MoERunner: w13 must have one shape and device for all experts, got \[32, 48\] on cpu and \[5, 48\] on",
+        ),
+        (
+            lambda: runners.MoERunner(GATED[0], [*GATED[1][:3], GATED[1][3].to("meta")]),
+            RuntimeError,
+            r"^MoERunner: w2 must have one shape and device for all experts, got \[48, 16\] on cpu and .* on meta",
+        ),
+        (
+            lambda: runners.MoERunner(*GATED, weight_on_input="a"),
+            TypeError,
+            "^MoERunner: weight_on_input must be a bool, got 'a'",
+        ),
+        (
+            lambda: runners.MoERunner(*GATED, activation=None),
+            TypeError,
+            "^MoERunner: activation must be a str, got None",
+        ),
     ],
 )
 def test_what_cannot_be_registered_is_refused_in_words(make, error, words):
@@ -221,6 +275,29 @@ def test_a_handle_is_not_pickled():
     with runners.register(runners.LinearRunner(rand(N, H))) as runner:
         with pytest.raises(TypeError, match="belongs to its process and cannot be pickled; save the weights"):
             pickle.dumps(runner)
+
+
+X, WEIGHTS, IDS = rand(5, H), torch.ones(5, 2), torch.zeros(5, 2, dtype=torch.int32)
+ROUTED = (X, rand(5, E), "softmax:topk=2")
+WRONG_CALLS = {
+    "nvfp4_linear: x must be a tensor, got None": lambda m: quire.nvfp4_linear(None, m, N),
+    "nvfp4_linear: out_features must be an int .*got 1.5": lambda m: quire.nvfp4_linear(X, m, 1.5),
+    "nvfp4_moe: hidden_states must be a tensor, got 3": lambda m: quire.nvfp4_moe(3, WEIGHTS, IDS, m, H),
+    "nvfp4_moe: topk_weights must be a tensor, got None": lambda m: quire.nvfp4_moe(X, None, IDS, m, H),
+    "nvfp4_moe: topk_ids must be a tensor, got None": lambda m: quire.nvfp4_moe(X, WEIGHTS, None, m, H),
+    "nvfp4_moe: hidden_size must be an int .*got None": lambda m: quire.nvfp4_moe(X, WEIGHTS, IDS, m, None),
+    "nvfp4_moe_routed: hidden_states must be a t": lambda m: quire.nvfp4_moe_routed(None, *ROUTED[1:], m, H),
+    "nvfp4_moe_routed: router_logits must be a t": lambda m: quire.nvfp4_moe_routed(X, None, ROUTED[2], m, H),
+    "nvfp4_moe_routed: routing must be a str, got N": lambda m: quire.nvfp4_moe_routed(*ROUTED[:2], None, m, H),
+    "nvfp4_moe_routed: hidden_size must be an int .*": lambda m: quire.nvfp4_moe_routed(*ROUTED, m, "a"),
+    "nvfp4_moe_routed: expert_bias must be a tensor": lambda m: quire.nvfp4_moe_routed(*ROUTED, m, H, expert_bias=3),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_CALLS)
+def test_arguments_of_a_call_that_have_another_type_are_refused(words):
+    with pytest.raises(TypeError, match=f"^{words}"):
+        WRONG_CALLS[words](1)
 
 
 def test_what_is_no_name_of_a_runner_is_refused_in_words():

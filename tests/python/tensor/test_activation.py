@@ -120,6 +120,11 @@ def test_backward_and_hooks_are_those_of_the_tensor():
         lambda q: q.requires_grad_(),
         lambda q: torch.relu_(q),
         lambda q: torch.add(torch.ones(4, 8, 64), 1, out=q),
+        lambda q: torch.nn.functional.relu(q, inplace=True),
+        lambda q: torch.nn.functional.dropout(q, 0.5, inplace=True),
+        lambda q: torch.relu_(input=q),
+        lambda q: torch._foreach_add_([q], 1.0),
+        lambda q: torch.max(torch.ones(4, 8, 64), 0, out=(q, torch.zeros(8, 64, dtype=torch.int64))),
     ],
 )
 def test_it_cannot_be_written_to(write, compiled, compiler):
@@ -140,6 +145,16 @@ def test_what_it_has_not_says_so():
     with pytest.raises(TypeError, match=r"an operator of quire takes plain tensors.*buffer_list\(\)"):
         torch.ops.quire.quantize(q, "mxfp8", True, False, 0, 0, None)
     assert q == q and q != copy.copy(q) and q in [q] and bool(q)
+
+
+@pytest.mark.parametrize("use", [lambda q: q.shape, lambda q: q.ndim, lambda q: q.rowwise_data, lambda q: q.sum()])
+def test_one_of_other_parts_says_what_they_are(use):
+    broken = quire.QuantizedActivation(1, 2, 3)
+    with pytest.raises(
+        TypeError, match="its parts are a carrier .*got a carrier <class 'int'>, buffers 2 and spec_text 3"
+    ):
+        use(broken)
+    assert repr(broken) == "QuantizedActivation(1, 2, 3)"
 
 
 @pytest.mark.parametrize("spec", ["fp8_tensor", "fp8_block", "mxfp8", "nvfp4"])

@@ -129,6 +129,51 @@ def test_wrong_arguments_are_refused_in_words(x, options, words):
         quire.quantize(x, options.pop("spec", "mxfp8"), **options)
 
 
+X = torch.ones(4, 32)
+WRONG_KINDS = {
+    "a direction of text": (
+        lambda: quire.quantize(X, "mxfp8", "yes"),
+        TypeError,
+        "quantize: rowwise must be a bool, got",
+    ),
+    "a direction of None": (
+        lambda: quire.quantize(X, "mxfp8", columnwise=None),
+        TypeError,
+        "columnwise must be a bool",
+    ),
+    "an amax by a number": (lambda: quire.amax(X, "nvfp4", 2.0), TypeError, "amax: rowwise must be a bool, got 2.0"),
+    "a number as amaxes": (lambda: quire.quantize(X, "nvfp4", amax=1.0), TypeError, "amax must be a pair .* got 1.0;"),
+    "a tensor as amaxes": (lambda: quire.quantize(X, "nvfp4", amax=torch.ones(2)), TypeError, "amax must be a pair"),
+    "an unknown family": (lambda: quire.quantize(X, "fp9"), ValueError, "^quantize: spec: unknown family in '>>fp9<<'"),
+    "amaxes of one": (lambda: quire.amax(X, "fp9"), ValueError, "^amax: spec: unknown family in '>>fp9<<'"),
+    "a tensor as spec": (lambda: quire.quantize(X, torch.ones(4096)), TypeError, "^quantize: spec: .* got Tensor;"),
+    "text as a dtype": (
+        lambda: quire.dequantize(quire.quantize(X, "mxfp8"), "float32"),
+        TypeError,
+        "dequantize: dtype must be a torch.dtype, got 'float32'",
+    ),
+    "text as a dtype of one with a gradient": (
+        lambda: quire.dequantize(quire.quantize(X.clone().requires_grad_(), "mxfp8"), "float32"),
+        TypeError,
+        "dequantize: dtype must be a torch.dtype, got 'float32'",
+    ),
+    "an unknown device": (
+        lambda: quire.functional.synchronize("nope"),
+        RuntimeError,
+        "^synchronize: device 'nope' is none",
+    ),
+    "half a device": (lambda: quire.functional.synchronize(1.5), TypeError, "^synchronize: device 1.5 is none"),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_an_argument_of_a_wrong_kind_is_refused_in_words(name):
+    call, error, words = WRONG_KINDS[name]
+    with pytest.raises(error, match=words):
+        call()
+
+
 WITH_AMAXES = ["fp8_tensor", "fp8_tensor:e5m2", "fp8_row", "nvfp4", "nvfp4:16x16", "nvfp4:rht", "nvfp4:row_scaled"]
 WITH_AMAXES += ["nvfp4:global=mul"]
 

@@ -273,6 +273,90 @@ def test_make_like_shares_buffers():
         QuantizedTensor.make_like(q, shape=(64, 32))
 
 
+#: Arguments of the constructor beside those of a tensor [32, 64] of mxfp8 with rowwise codes.
+WRONG_PARTS = {
+    "strides of the transposed": (
+        {"strides": (1, 32)},
+        ValueError,
+        r"strides must be those of a contig.* got \(1, 32\)",
+    ),
+    "a number as strides": ({"strides": 5}, ValueError, "got 5; leave them out"),
+    "a smaller master": (
+        {"master": torch.ones(3)},
+        ValueError,
+        r"master must be float32 \[32, 64\] on cpu, got .* \[3\]",
+    ),
+    "a master elsewhere": ({"master": torch.ones(32, 64, device="meta")}, ValueError, "on cpu, got .* on meta"),
+    "a master in half": ({"master": torch.ones(32, 64).half()}, ValueError, "got torch.float16"),
+    "a number as master": ({"master": 1.0}, TypeError, "master must be a tensor, got 1.0"),
+    "a scale of a block format": ({"given_scale": torch.ones(1)}, ValueError, "only fp8_tensor and the option given"),
+    "another name": ({"rowwise_codes": None}, TypeError, "no option 'rowwise_codes'; the options are rowwise_data, "),
+    "an integer dtype": (
+        {"dtype": torch.int8},
+        ValueError,
+        "dtype must be float32, float16 or bfloat16, got torch.int8",
+    ),
+    "an unknown family": ({"spec": "mxfp9"}, ValueError, "spec: unknown family in '>>mxfp9<<'"),
+    "no spec": ({"spec": None}, TypeError, "spec: expected a text such as 'nvfp4:rht:sr', got None"),
+    "a number as shape": ({"shape": 64}, ValueError, "shape must be a sequence of sizes, got 64"),
+    "another shape": ({"shape": (64, 64)}, ValueError, r"rowwise_data of mxfp8 for shape \[64, 64\] must be"),
+    "text for a flag": ({"requires_grad": "no"}, TypeError, "requires_grad must be a bool, got 'no'"),
+    "no codes": (
+        {"rowwise_data": None, "columnwise_data": None},
+        ValueError,
+        "there is neither rowwise_data nor columnwise_data",
+    ),
+    "a list as codes": ({"rowwise_data": [1]}, TypeError, r"rowwise_data must be a tensor, got \[1\]"),
+    "no scales": ({"rowwise_scale": None}, ValueError, "rowwise_scale of mxfp8 .* is missing"),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", WRONG_PARTS)
+def test_the_constructor_refuses_what_makes_no_tensor(name):
+    wrong, error, words = WRONG_PARTS[name]
+    parts = {"spec": "mxfp8", "shape": (32, 64), "dtype": torch.float32, **quantized("mxfp8", 32, 64).buffers()}
+    with pytest.raises(error, match=f"^quire.QuantizedTensor: .*{words}"):
+        QuantizedTensor(**{**parts, **wrong})
+
+
+@pytest.mark.cpu_only
+def test_the_constructor_takes_texts_and_lists():
+    q = quire.quantize(values(32, 64), "mxfp8")
+    made = QuantizedTensor("mxfp8", [32, 64], torch.float32, strides=[64, 1], master=values(32, 64), **q.buffers())
+    assert made.spec == q.spec and same(made.buffers(), q.buffers()) and torch.equal(made + 1, values(32, 64) + 1)
+
+
+WRONG_USES = {
+    "codes of no direction": (lambda q: q.stores("both"), ValueError, "stores: direction must be 'rowwise' or 'column"),
+    "a number as data": (lambda q: setattr(q, "data", 1), TypeError, "QuantizedTensor.data: expected .* got 1;"),
+    "text as a dtype": (
+        lambda q: q.dequantize("float32"),
+        TypeError,
+        "dequantize: dtype must be a torch.dtype, got 'flo",
+    ),
+    "a number as shape": (lambda q: QuantizedTensor.make_like(q, shape=64), ValueError, "the shape must be .* got 64;"),
+    "text for a flag": (
+        lambda q: QuantizedTensor.make_like(q, requires_grad="no"),
+        TypeError,
+        "make_like: requires_grad must be a bool, got 'no'",
+    ),
+    "buffers of a number": (
+        lambda q: QuantizedTensor.from_buffers(q.buffers(), "mxfp8", 64),
+        ValueError,
+        "QuantizedTensor.from_buffers: shape must be a sequence of sizes, got 64",
+    ),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", WRONG_USES)
+def test_a_use_with_a_wrong_argument_is_refused_in_words(name):
+    use, error, words = WRONG_USES[name]
+    with pytest.raises(error, match=words):
+        use(quantized("mxfp8", 32, 64))
+
+
 def test_a_gradient_passes_decoding_as_it_is(device):
     q = quantized("nvfp4:16x16", 16, 16, dtype=torch.bfloat16, device=device).requires_grad_()
     (q.dequantize(torch.float32) * 3).sum().backward()

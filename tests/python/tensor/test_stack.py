@@ -158,11 +158,34 @@ def test_wrong_parts_are_refused():
             QuantizedStack.of(wrong)
     with pytest.raises(TypeError, match="parts must be QuantizedTensors, got"):
         QuantizedStack.of([parts[0], torch.ones(48, 96)])
+    with pytest.raises(TypeError, match="parts must be a list of QuantizedTensors, got QuantizedTensor"):
+        QuantizedStack.of(parts[0])
+    with pytest.raises(ValueError, match=r"got mxfp8 \[48, 96\] .*; nvfp4 \[48, 96\] .*_amax. Quantize all of them"):
+        QuantizedStack.of([parts[0], quantize(values()[0], "nvfp4")])
+    with pytest.raises(ValueError, match="on one device, got .* on cpu .*; .* on meta with"):
+        QuantizedStack.of([parts[0], parts[0].to("meta")])
     for shape in ((48, 96), (0, 48, 96)):
         with pytest.raises(
             ValueError, match=r"shape of a stack is \[matrices, rows, columns\], one matrix or more; got"
         ):
             TensorProto(shape, torch.float32, "mxfp8", stacked=True)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(
+    ("index", "error", "words"),
+    [
+        (None, TypeError, "index must be an int, got None"),
+        (slice(0, 1), TypeError, r"index must be an int, got slice\(0, 1, None\)"),
+        (True, TypeError, "index must be an int, got True"),
+        (3, IndexError, "index must be from -3 to 2, got 3"),
+        (-4, IndexError, "index must be from -3 to 2, got -4"),
+    ],
+)
+def test_a_part_has_a_number(index, error, words):
+    with pytest.raises(error, match=f"^QuantizedStack.part: {words}"):
+        stacked().part(index)
+    assert same(stacked().part(-1), matrices("mxfp8")[-1])
 
 
 def stacked():
@@ -176,6 +199,8 @@ def test_random_rounding_draws_for_each_matrix(device):
     assert has_parts(stack, expected)
     with pytest.raises(ValueError, match="rounds stochastically and needs a seed"):
         stack.quantize_(values().to(device))
+    stack.quantize_(values().to(device), seed=2**64 - 1)  # the number after the last one is 0
+    assert same(stack[1].cpu(), quantize(values()[1], "nvfp4:sr", seed=0, columnwise=True))
 
 
 def test_a_compiled_function_makes_one_of_buffers():

@@ -165,6 +165,25 @@ def test_a_quantized_tensor_says_what_it_is():
     assert repr(q) == words
 
 
+WRONG_PROTOS = {
+    "a size below 0": ({"shape": (-1, 64)}, ValueError, r"sizes must be at least 0, got the shape \[-1, 64\]"),
+    "a flag as size": ({"shape": (True, 2)}, ValueError, r"shape must be a sequence of sizes, got \(True, 2\)"),
+    "text for a direction": ({"rowwise": "a"}, TypeError, "rowwise must be a bool, got 'a'"),
+    "text for a gradient": ({"requires_grad": "x"}, TypeError, "requires_grad must be a bool, got 'x'"),
+    "no device": ({"device": None}, TypeError, "device must be one that PyTorch knows, got None"),
+    "an unknown device": ({"device": "nope"}, ValueError, "device must be one that PyTorch knows, got 'nope'"),
+    "a tensor as spec": ({"spec": torch.ones(4096)}, TypeError, "spec: expected a text such as .*, got Tensor;"),
+    "an unknown family": ({"spec": "mxfp9"}, ValueError, "spec: unknown family in '>>mxfp9<<'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PROTOS)
+def test_a_proto_of_wrong_arguments_is_refused_in_words(name):
+    wrong, error, words = WRONG_PROTOS[name]
+    with pytest.raises(error, match=f"^TensorProto: {words}"):
+        TensorProto(**{"shape": (4, 64), "dtype": torch.float32, "spec": "mxfp8", **wrong})
+
+
 BROKEN = [
     (lambda b: b.pop("rowwise_scale"), "rowwise_scale of nvfp4 .* is missing; the buffers are rowwise_data, "),
     (lambda b: b.update(colour=b["rowwise_data"]), "colour of nvfp4 .* should be absent"),
@@ -175,7 +194,7 @@ BROKEN = [
     (lambda b: b.update(rowwise_data=b["rowwise_data"].t()), r"must be contiguous .* got .* \[16, 32\]"),
     (lambda b: b.update(rowwise_amax=torch.zeros(2)), r"rowwise_amax .* torch.float32 \[1\], got torch.float32 \[2\]"),
     (lambda b: b.update(rowwise_amax=b["rowwise_amax"].to("meta")), "one device; got rowwise_data on cpu, .* on meta"),
-    (lambda b: b.clear(), "both False"),
+    (lambda b: b.clear(), "from_buffers: there is neither rowwise_data nor columnwise_data"),
 ]
 
 

@@ -115,6 +115,80 @@ def test_quantize_in_place(spec, device):
         q.quantize_(values(48))
 
 
+FLAGS = {"set": 1.0, "not set": 0.0}
+#: Scales that a tensor has, and that a write with a flag is given.
+GIVEN = [(None, None), (None, 3.0), (2.0, None), (2.0, 3.0)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("flag", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize("has, gets", GIVEN)
+def test_a_flag_decides_under_which_scale_later_writes_are(has, gets, flag, compiled, compiler, device):
+    if compiled and has is None and gets is not None:
+        pytest.skip("PyTorch does not compile functions that give an input an attribute")
+
+    def scale(number):
+        return None if number is None else torch.full((1,), number, device=device)
+
+    def write(q, x, flag, scale):
+        q.quantize_(x, noop_flag=flag, scale=scale)
+
+    x = values(32, 48).to(device)
+    q = quire.quantize(x, "fp8_tensor", columnwise=True, scale=scale(has))
+    (compiler(write) if compiled else write)(q, 100 * x, torch.full((1,), flag, device=device), scale(gets))
+    kept = scale(has if flag else gets)
+    assert same(
+        q.buffers(), quire.quantize(x if flag else 100 * x, "fp8_tensor", columnwise=True, scale=kept).buffers()
+    )
+    q = pickle.loads(pickle.dumps(q.clone()))
+    q.copy_(7 * x)
+    assert same(q.buffers(), quire.quantize(7 * x, "fp8_tensor", columnwise=True, scale=kept).buffers())
+
+
+def test_a_flag_keeps_all_of_the_tensor_that_a_part_is_written_in(device):
+    for spec, part in (("fp8_tensor", lambda q: q[:, :8]), ("mxfp8", lambda q: q[:16])):
+        q = quantized(spec, 32, 48, device=device)
+        before = q.clone()
+        part(q).quantize_(100 * part(beside(q, 32, 48)), noop_flag=torch.ones(1, device=device))
+        assert same(q, before)
+
+
+WRONG_WRITES = {
+    "a flag without values": (
+        {"noop_flag": torch.ones(1, device="meta")},
+        ValueError,
+        "device of the tensor, cpu, got",
+    ),
+    "a complex flag": (
+        {"noop_flag": torch.ones(1) * 1j},
+        TypeError,
+        "noop_flag must be a real number, got torch.compl",
+    ),
+    "a sparse flag": ({"noop_flag": torch.ones(1).to_sparse()}, TypeError, "noop_flag must be a dense tensor"),
+    "another option": (
+        {"sed": 1},
+        TypeError,
+        r"there is no option 'sed'; .* seed, offset, scale; did you mean 'seed'\?",
+    ),
+    "a number as scale": ({"scale": 2.0}, TypeError, "scale must be a tensor, got 2.0"),
+    "scales of another number": ({"scale": torch.ones(4)}, RuntimeError, r"scale must be float32"),
+    "a seed beyond 64 bits": ({"seed": 2**64}, ValueError, "seed must fit into 64 bits"),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", WRONG_WRITES)
+def test_a_write_that_is_refused_changes_nothing(name, stacked):
+    options, error, words = WRONG_WRITES[name]
+    q = quantized("fp8_tensor", 32, 48)
+    q = quire.QuantizedStack.of([q, q, q]) if stacked else q
+    before = q.clone()
+    with pytest.raises(error, match=words):
+        q.quantize_(torch.full(q.shape, 100.0), **options)
+    assert same(q, before)
+
+
 def test_stochastic_rounding_in_place_needs_a_seed(device):
     q = quire.quantize(values(32, 48).to(device), "nvfp4:sr", seed=1, columnwise=True)
     before = q.clone()
