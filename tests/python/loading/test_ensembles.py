@@ -129,7 +129,7 @@ def test_gradients_of_each_model_of_an_ensemble(recipe, transform):
 
 def test_a_gradient_through_quantize_within_vmap_is_refused_and_not_lost():
     x = torch.randn(MODELS, 32, 64, requires_grad=True)
-    with pytest.raises(RuntimeError, match="functorch transforms"):
+    with pytest.raises(RuntimeError, match="cannot be batched by torch.func.vmap; use a loop"):
         vmap(lambda one: quire.quantize(one, "mxfp8").dequantize() + one)(x)
     with torch.no_grad():
         y = vmap(lambda one: quire.quantize(one, "mxfp8").dequantize() + one)(x)
