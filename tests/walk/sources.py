@@ -36,12 +36,14 @@ class Function:
 
 @cache
 def python_lengths(file: str) -> dict[int, int]:
-    """First line, decorators included, -> number of lines of the functions of a file."""
+    """First line, decorators included, -> number of lines of the functions of a file, without docstrings, as comments
+    above functions of C++ are none of theirs."""
     nodes = (n for n in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(n, ast.FunctionDef | ast.Lambda))
     lengths = {}
     for node in nodes:
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        lengths[first] = node.end_lineno - first + 1
+        text = node.body[0] if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None else None
+        lengths[first] = node.end_lineno - first + 1 - (text.end_lineno - text.lineno + 1 if text else 0)
     return lengths
 
 

@@ -71,12 +71,6 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         strides: None, or the strides of a contiguous tensor, which are the only ones that a tensor can report.
         **buffers: the six buffers by name, None or left out if absent: those of TensorProto.buffers().
 
-    Raises:
-        TypeError: for an unknown name of a buffer, for a buffer, master or given_scale that is no dense tensor, and for
-            a spec that is no QuantSpec or text.
-        ValueError: for a wrong spec, dtype, shape or stride, and for tensors that do not fit these, or are on several
-            devices. The shapes of the buffers of a part are checked by the operators that read them.
-
     Attributes:
         rowwise_data: the codes, uint8: a plain tensor of the shape in TensorProto.buffers(), None if absent.
         rowwise_scale: the scales of the codes, in the same way: `value = code * scale`.
@@ -84,6 +78,12 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         columnwise_data: as rowwise_data, for matmuls that sum over the rows.
         columnwise_scale: as rowwise_scale, of columnwise_data.
         columnwise_amax: as rowwise_amax, of columnwise_data.
+
+    Raises:
+        TypeError: for an unknown name of a buffer, for a buffer, master or given_scale that is no dense tensor, and for
+            a spec that is no QuantSpec or text.
+        ValueError: for a wrong spec, dtype, shape or stride, and for tensors that do not fit these, or are on several
+            devices. The shapes of the buffers of a part are checked by the operators that read them.
     """
 
     spec: QuantSpec
