@@ -27,15 +27,24 @@ _WORDS: dict[object, str] = {
 
 
 def check_type(what: str, kind: type | types.UnionType, **values: object) -> None:
-    """Raises TypeError unless each value is of the kind; what: the operation, named in the error. A bool is no int."""
+    """Raises TypeError unless each value is of the kind; what: the operation, named in the error. A bool is no int;
+    integers of numpy are, and its numbers are numbers."""
     for name, value in values.items():
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        fits = isinstance(value, kind) or _takes(kind, value)
+        if not fits or (kind is int and isinstance(value, bool)):
             raise TypeError(f"{what}: {name} must be {_word(kind)}, got {describe(value)}")
+
+
+def _takes(kind: type | types.UnionType, value: object) -> bool:
+    """Whether Python itself converts a value to such a number."""
+    if isinstance(value, torch.Tensor):
+        return False
+    return (kind is int and hasattr(value, "__index__")) or (kind == float | int and hasattr(value, "__float__"))
 
 
 def _word(kind: type | types.UnionType) -> str:
     if kind not in _WORDS and isinstance(kind, types.UnionType):
-        return " or ".join(map(_word, kind.__args__))
+        return " or ".join([_word(one) for one in kind.__args__ if one is not torch.SymInt])
     return _WORDS.get(kind) or f"a {kind.__name__}"
 
 
@@ -72,10 +81,10 @@ def errors_name(what: str) -> Iterator[None]:
     is what the caller makes."""
     try:
         yield
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         first, *others = error.args or ("",)
         if isinstance(first, str):
-            error.args = (re.sub(r"^quire[.\w]*:", f"{what}:", first), *others)
+            error.args = (re.sub(r"^(quire[.\w]*|route):", f"{what}:", first), *others)
         raise
 
 

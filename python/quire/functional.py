@@ -232,8 +232,9 @@ def activation_text(what: str, name: str, parameters: Mapping[str, float] | None
     given, (_, known) = parameters or {}, activations()[name]
     if wrong := [key for key in given if key not in known]:
         raise ValueError(f"{what}: activation_params has {wrong[0]!r}, but {name} takes {', '.join(known) or 'none'}")
-    check_type(what, float | int, **given)
     for key, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            check_type(what, float | int, **{key: value})
         if not math.isfinite(value) or (key == "limit" and value < 0):
             rule = "finite and at least 0" if key == "limit" else "finite"
             raise ValueError(f"{what}: {key} of activation_params must be {rule}, got {value}")

@@ -388,6 +388,13 @@ def _of(operator: Any, runner: object) -> Any:
 _SIZE = int | torch.SymInt
 
 
+def _check_tensors(what: str, **tensors: object) -> None:
+    """Raises TypeError for what is neither a tensor nor what stands for one where torch.fx traces."""
+    for name, tensor in tensors.items():
+        if not hasattr(type(tensor), "__torch_function__"):
+            check_type(what, torch.Tensor, **{name: tensor})
+
+
 def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
     """y `[*, out_features]` of x `[*, K]`, both bfloat16, computed by a registered runner. For inference: no gradient.
 
@@ -407,7 +414,7 @@ def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features
             Within quire.batch_invariant also if x has one scale for all tokens.
     """
     if not isinstance(x, torch.Tensor) or not isinstance(out_features, _SIZE):  # a call of one token takes microseconds
-        check_type("nvfp4_linear", torch.Tensor, x=x)
+        _check_tensors("nvfp4_linear", x=x)
         check_type("nvfp4_linear", _SIZE, out_features=out_features)
     return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features, is_batch_invariant_enabled())
 
@@ -433,7 +440,7 @@ def nvfp4_moe(
         TypeError: for an argument of another type.
         RuntimeError: if a dtype or a size does not fit; otherwise as nvfp4_linear().
     """
-    check_type("nvfp4_moe", torch.Tensor, hidden_states=hidden_states, topk_weights=topk_weights, topk_ids=topk_ids)
+    _check_tensors("nvfp4_moe", hidden_states=hidden_states, topk_weights=topk_weights, topk_ids=topk_ids)
     check_type("nvfp4_moe", _SIZE, hidden_size=hidden_size)
     operator = _of(torch.ops.quire.nvfp4_moe, runner)
     return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size, is_batch_invariant_enabled())
@@ -464,7 +471,7 @@ def nvfp4_moe_routed(
         RuntimeError: if a dtype, a size or the routing does not fit; otherwise as nvfp4_linear().
     """
     what = "nvfp4_moe_routed"
-    check_type(what, torch.Tensor, hidden_states=hidden_states, router_logits=router_logits)
+    _check_tensors(what, hidden_states=hidden_states, router_logits=router_logits)
     check_type_or_none(what, torch.Tensor, expert_bias=expert_bias)
     check_type(what, str, routing=routing)
     check_type(what, _SIZE, hidden_size=hidden_size)

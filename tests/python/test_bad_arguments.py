@@ -322,7 +322,7 @@ CASES = {
     "a layer nowhere": (
         lambda: quire.Linear(4, 4, device="abacus"),
         RuntimeError,
-        "quire.Linear: device 'abacus' is none that PyTorch knows: ",
+        "quire.Linear: device 'abacus' is none that PyTorch can take here: ",
     ),
     "a flag for a number of groups": (
         lambda: quire.GroupedLinear(True, 4, 4),

@@ -16,6 +16,8 @@ from quire.recipe import DelayedScaling, Format
 #: Kind of tensor -> its slots for one group.
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
 #: What quire.delayed.step.rule_text() writes. Names of functions and of groups may be anything.
+#: A rule without functions of the user.
+_OF_PYTORCH = re.compile(",(max|most_recent),None,")
 _RULE = re.compile(rf"[^,]+,({'|'.join(Format.__members__)}),\d+,.+,.+,\w+(,.*)?", re.DOTALL)
 
 
@@ -118,12 +120,13 @@ def check_state(what: str, remedy: str, name: str, value: Mapping[str, object], 
             f"{value['rule']!r}; {remedy}"
         )
     for kind in _KINDS:
-        if problem := _problem(kind, value[kind], own):
+        if problem := _problem(kind, value[kind], own, by_functions=_OF_PYTORCH.search(value["rule"]) is None):
             raise ValueError(f"{what}: {kind} of {name!r} {problem}; {remedy}")
 
 
-def _problem(kind: str, value: object, own: DelayedState) -> str | None:
-    """Why a value is no tensor of that kind of a layer's state."""
+def _problem(kind: str, value: object, own: DelayedState, by_functions: bool) -> str | None:
+    """Why a value is no tensor of that kind of a layer's state. by_functions: whether functions of the user compute
+    scales, which may be 0 or inf of slots that nothing uses."""
     history, slots = kind.startswith("amax_history"), own.groups * _KINDS[kind]
     if (
         not is_plain(value, torch.float32, may_be_meta=not own.usable)
@@ -135,8 +138,9 @@ def _problem(kind: str, value: object, own: DelayedState) -> str | None:
         return f"must have values and be dense float32 {shape}, got {received(value)}"
     if not own.usable:
         return None  # nothing is written
-    wrong = value[~(value >= 0)] if history else value[~((value > 0) & value.isfinite())]  # of NaN nothing holds
-    rule = "must not be negative or NaN" if history else "must be finite and > 0"
+    lenient = history or by_functions
+    wrong = value[~(value >= 0)] if lenient else value[~((value > 0) & value.isfinite())]  # of NaN nothing holds
+    rule = "must not be negative or NaN" if lenient else "must be finite and > 0"
     return f"{rule}, got {wrong[0].item()}" if len(wrong) else None
 
 

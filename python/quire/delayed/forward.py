@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.checks import check_type
-from quire.delayed.rules import THREAD, Rule, ends_a_step, scales_are_constants
+from quire.delayed.rules import THREAD, Rule, ends_a_step, scales_are_constants, trains
 from quire.delayed.state import DelayedState
 from quire.loading.deferred import is_exporting
 from quire.tensor import QuantizedTensor
@@ -20,14 +20,15 @@ class PresentStep:
         recorded = None if THREAD.scales is None else THREAD.scales.step
         self._steps = THREAD.steps if recorded is None else recorded._steps
         self._number = self._steps[0] if recorded is None else recorded._number
-        self._next = self._number + int(ends_a_step(0))
+        self._outermost = ends_a_step(0)
 
     def ended(self) -> bool:
         return self._steps[0] != self._number
 
     def next_ended(self) -> bool:
-        """The same of the step that the next context with a delayed recipe belongs to."""
-        return self._steps[0] != self._next
+        """The same of the step that the next context with a delayed recipe belongs to. To be called where a repetition
+        enters this context: it began a step if gradients are enabled there."""
+        return self._steps[0] != self._number + int(self._outermost and trains())
 
 
 class RecordedScales:

@@ -296,7 +296,7 @@ def _begin() -> None:
     """A context begins; the outermost one ends the previous step."""
     if ends_a_step(0):
         step()
-    elif THREAD.recomputes is not None and in_backward() and (THREAD.scales is None or not THREAD.scales.replays):
+    elif in_backward() and THREAD.recomputes is not None and (THREAD.scales is None or not THREAD.scales.replays):
         THREAD.recomputes()
     THREAD.depth += 1  # last: what raises above has entered nothing
 

@@ -61,14 +61,13 @@ def makes_fake_tensors() -> bool:
 
 def check_device(what: str, device: torch.device | str | int | None) -> None:
     """Raises RuntimeError for a device that this PyTorch or this machine does not have, TypeError for what names no
-    device. Tensors of a FakeTensorMode
-    have no memory, so they may be on any device, as in torch.nn's layers."""
+    device. Tensors of a FakeTensorMode have no memory, so they may be on any device, as in torch.nn's layers."""
     if device is None:
         return
     try:
         given = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise type(error)(f"{what}: device {device!r} is none that PyTorch knows: {error}") from None
+        raise type(error)(f"{what}: device {device!r} is none that PyTorch can take here: {error}") from None
     if not runs_later(given):
         return
     if makes_fake_tensors():

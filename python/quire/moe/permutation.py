@@ -58,11 +58,6 @@ def permute(
     check_type("permute", int, num_experts=num_experts)
     check_type_or_none("permute", torch.Tensor, weights=weights)
     check_type_or_none("permute", int | torch.SymInt, num_rows=num_rows)
-    if isinstance(x, torch.Tensor) and x.dtype == torch.uint8:  # codes, which the operator moves too
-        raise RuntimeError(
-            f"permute: x must be float32, float16 or bfloat16, or a QuantizedTensor, got {x.dtype}; convert it with "
-            ".to()"
-        )
     # A graph leaves it to the operator, which takes sizes that nobody knows yet.
     values = not torch.compiler.is_compiling() and isinstance(x, torch.Tensor)
     matrices = values and topk_ids.dim() == x.dim() == 2

@@ -281,7 +281,7 @@ def load_balancing_loss(
     check_type(what, torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
     check_type(what, int, topk=topk)
     check_type(what, float | int, coeff=coeff)
-    check_type_or_none(what, int | torch.Tensor, total_num_tokens=total_num_tokens)
+    check_type_or_none(what, int | torch.SymInt | torch.Tensor, total_num_tokens=total_num_tokens)
     _check_loads(what, tokens_per_expert, "probs", probs, 2)
     if not probs.is_floating_point():
         raise ValueError(f"{what}: probs must be floating-point, got {probs.dtype}; pass quire.moe.scores(logits)")
@@ -306,10 +306,10 @@ def _tokens(what: str, total: int | torch.Tensor, probs: torch.Tensor) -> torch.
         if total.is_meta and not probs.is_meta:
             raise ValueError(f"{what}: total_num_tokens must have a value, got a tensor on meta; pass an int")
         return total.float().reshape(()).clamp(min=1)
-    # A graph may not know the number yet.
-    if not torch.compiler.is_compiling() and total < (1 if probs.shape[0] else 0):
+    # A graph may not know the number yet. All rows may be padding.
+    if not torch.compiler.is_compiling() and isinstance(total, int) and total < 0:
         raise ValueError(
-            f"{what}: total_num_tokens must be at least 1, got {total}; leave it None for the {probs.shape[0]} tokens "
+            f"{what}: total_num_tokens must be at least 0, got {total}; leave it None for the {probs.shape[0]} tokens "
             "of probs"
         )
     return torch.full((), total, dtype=torch.float32, device=probs.device).clamp(min=1)

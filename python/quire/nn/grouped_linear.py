@@ -489,5 +489,5 @@ def check_memory(x: torch.Tensor, **memory: tuple[torch.Tensor | None, int]) -> 
             continue
         shapes = [[*x.shape[:-1], width], [x.shape[:-1].numel(), width]]
         if list(given.shape) not in shapes:
-            either = " or ".join(dict.fromkeys(map(str, shapes)))
+            either = ", or ".join(dict.fromkeys(map(str, shapes)))
             raise ValueError(f"quire.GroupedLinear: {name} must be {either}, got {list(given.shape)}")

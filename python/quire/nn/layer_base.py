@@ -107,13 +107,18 @@ def check_factory(what: str, device: torch.device | str | int | None, **dtypes: 
             f"{what}: {name} must be {kind} or None, got {describe(value)}; params_dtype comes before device, unlike "
             "in torch.nn; pass both by keyword"
         )
+    check_device(what, device)
+    initialised = not torch.empty(0, dtype=torch.uint8, device=device).is_meta
     for name, dtype in dtypes.items():
-        if dtype is not None and (dtype.itemsize < 2 or not (dtype.is_floating_point or dtype.is_complex)):
+        if (
+            initialised
+            and dtype is not None
+            and (dtype.itemsize < 2 or not (dtype.is_floating_point or dtype.is_complex))
+        ):
             raise ValueError(
                 f"{what}: {name} must be a dtype of floating-point numbers of 16 bits or more, got {dtype}; to store "
                 "weights in fewer bits, make the layer within quire.quantized_model_init"
             )
-    check_device(what, device)
 
 
 def check_sizes(what: str, **sizes: object) -> None:

@@ -192,9 +192,10 @@ class Linear(ProductModule, torch.nn.Linear):
 
         Raises:
             NotImplementedError: with parallel=, for a quantized x, fp8_output and output_spec.
-            RuntimeError: if shapes or devices do not fit; without a recipe, also if dtypes do not. For kept codes
-                (is_first_microbatch=False, quire.quantize_weights) of a weight that has changed. In backward, for a
-                main_grad that is missing or does not fit.
+            RuntimeError: if shapes or devices do not fit; without a recipe, also if dtypes do not; under a recipe for
+                an x that is not float32, float16 or bfloat16. For kept codes (is_first_microbatch=False,
+                quire.quantize_weights) of a weight that has changed. In backward, for a main_grad that is missing or
+                does not fit.
             TypeError: if dtypes do not fit under a recipe, and for an option of the wrong type.
             ValueError: for an output_spec that is unknown or stochastic, and for fp8_output under a recipe that does
                 not quantize x as a result can be (weights only, static scales). Without a recipe fp8_output has no

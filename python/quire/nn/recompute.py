@@ -164,13 +164,13 @@ def _notice() -> None:
     one place, and have no hook for code that is not the caller's; the first pass of the reentrant kind leaves nothing
     else behind, since it runs without gradients. Where it began tells whether it belongs to training."""
     reentrant, frame = pytorchs.CheckpointFunction, pytorchs._CheckpointFrame
-    apply, forward, construct = reentrant.apply, reentrant.forward, frame.__init__
+    apply, forward, construct = reentrant.apply.__func__, reentrant.forward, frame.__init__
 
     @functools.wraps(apply)
-    def noticed_apply(*args: object) -> object:
+    def noticed_apply(cls: type, *args: object) -> object:
         outer, THREAD.checkpoint_trains = THREAD.checkpoint_trains, trains()
         try:
-            return apply(*args)
+            return apply(cls, *args)
         finally:
             THREAD.checkpoint_trains = outer
 
@@ -182,7 +182,7 @@ def _notice() -> None:
     def checked_construct(self: object, recompute_fn: Callable[..., object], *others: object, **named: object) -> None:
         construct(self, _checked(recompute_fn), *others, **named)
 
-    reentrant.apply, reentrant.forward = staticmethod(noticed_apply), staticmethod(checked_forward)
+    reentrant.apply, reentrant.forward = classmethod(noticed_apply), staticmethod(checked_forward)
     frame.__init__ = checked_construct
 
 

@@ -21,7 +21,8 @@ from quire.delayed.step import reduces, rule_text
 from quire.distributed.groups import check_group, sendable
 from quire.distributed.pieces import PiecesOfTensor, PlainPart
 from quire.loading.devices import HOST, with_values
-from quire.nn.product_module import Sharding
+from quire.nn.layer_base import Float32Buffers
+from quire.nn.product_module import ProductModule, Sharding
 from quire.nn.random_state import check_rng_state, of_own_rank, seeds_of_rank_0, set_rng_state
 from quire.recipe import DelayedScaling, Recipe, as_recipe
 from quire.tensor import QuantizedTensor
@@ -80,7 +81,8 @@ class TrainingState:
         recipe = as_recipe("TrainingState", recipe)
         self.recipe = recipe if isinstance(recipe, DelayedScaling) else None
         groups = {"group": group, "amax_reduction_group": amax_reduction_group}
-        check_group("TrainingState", **{name: one for name, one in groups.items() if one is not None})
+        outside = distributed.GroupMember.NON_GROUP_MEMBER  # what new_group() returns in other ranks
+        check_group("TrainingState", **{name: one for name, one in groups.items() if one not in (None, outside)})
         self.group, self.amax_reduction_group = group, amax_reduction_group
 
     # ------------------------------------------------------------ saving
@@ -195,9 +197,11 @@ class TrainingState:
 
         Raises:
             TypeError: for what is no dict.
-            ValueError: if weights, optimizer states, random states or (with a recipe that is delayed) states of delayed
-                scaling are not those of this model, all of its layers and these optimizers. Nothing has then changed.
-            RuntimeError: if this thread has too many delayed recipes. Nothing has then changed.
+            ValueError: if weights, random states or (with a recipe that is delayed) states of delayed scaling are not
+                those of this model and all of its layers, and if optimizer states are none or lack a parameter. Nothing
+                has then changed.
+            RuntimeError: if this thread has too many delayed recipes. Nothing has then changed. Also PyTorch's error
+                for weights that a module with names or shapes of its own, such as GroupedLinear, cannot take.
         """
         from torch.distributed.checkpoint.state_dict import (
             get_model_state_dict,
@@ -208,7 +212,7 @@ class TrainingState:
         check_type("TrainingState", Mapping, state_dict=state_dict)
         own = get_model_state_dict(self.model)
         weights = load_model(_entry(state_dict, "model"), own)
-        check_model(weights, own)
+        check_model(self.model, weights, own)
         optimizer = self._optimizer_of(state_dict, own.keys())
         names = {saved: name for name, saved in names_of_modules(self.model).items()}
         rng = _renamed(_entry(state_dict, "rng"), names)
@@ -350,25 +354,38 @@ def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[s
                 )
             for buffer, key in keys.items():
                 present = value.named()[buffer]
-                _check_tensor(key, saved[key], present, present.dtype)
+                _check_tensor(key, saved[key], present, present.shape, present.dtype)
             found[name] = value.with_buffers({buffer: found.pop(key) for buffer, key in keys.items()})
     return {name: _part(value) for name, value in found.items()}
 
 
-def check_model(weights: Mapping[str, object], own: Mapping[str, object]) -> None:
-    """Raises ValueError if a model's state dict does not fit into its present one."""
-    check_names("TrainingState: 'model'", _REMEDY, weights, own, all_of_them=True, kind="tensors")
+def _loads_as_named(module: torch.nn.Module) -> bool:
+    """Whether a module takes from a state dict exactly the names and shapes that its own one has."""
+    plain = (torch.nn.Module, ProductModule, Float32Buffers)
+    known = [cls._load_from_state_dict for cls in plain]
+    return type(module)._load_from_state_dict in known and not module._load_state_dict_pre_hooks
+
+
+def check_model(model: torch.nn.Module, weights: Mapping[str, object], own: Mapping[str, object]) -> None:
+    """Raises ValueError if a model's state dict does not fit into its present one. Names and shapes are compared where
+    no module of the model converts them when it loads."""
+    exact = all(map(_loads_as_named, model.modules()))
+    if exact:
+        named = {name: value for name, value in weights.items() if not name.endswith("_extra_state")}
+        check_names("TrainingState: 'model'", _REMEDY, named, own, all_of_them=True, kind="tensors")
     for name, value in own.items():
-        if not isinstance(value, torch.Tensor) or torch.nn.parameter.is_lazy(value):
-            continue
-        _check_tensor(name, weights[name], value)
+        if name in weights and isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value):
+            _check_tensor(name, weights[name], value, shape=value.shape if exact else None)
 
 
-def _check_tensor(name: str, given: object, own: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-    """dtype: the one that it must have; None: any, which is converted."""
+def _check_tensor(
+    name: str, given: object, own: torch.Tensor, shape: torch.Size | None, dtype: torch.dtype | None = None
+) -> None:
+    """shape, dtype: those that it must have; None: any, which is converted."""
     if (
         not isinstance(given, torch.Tensor)
-        or (given.layout, given.shape, dtype or given.dtype) != (own.layout, own.shape, given.dtype)
+        or (given.layout, dtype or given.dtype) != (own.layout, given.dtype)
+        or shape not in (None, given.shape)
         or (given.is_meta and not own.is_meta)
     ):
         raise ValueError(

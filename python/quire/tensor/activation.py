@@ -22,7 +22,7 @@ from quire.tensor.buffers import (
     named_buffers,
     other_direction,
 )
-from quire.tensor.decoded import Carried, Decoded, each
+from quire.tensor.decoded import carried, decoded, each
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
 
@@ -122,7 +122,7 @@ class QuantizedActivation(DataTensors):
         """
         self.check()
         dtype = self.dtype if dtype is None else dtype
-        return Decoded.apply(self.carrier, self.detach(), dtype)
+        return decoded(self.carrier, self.detach(), dtype)
 
     def __repr__(self) -> str:
         if not isinstance(self.carrier, torch.Tensor):  # functions of pytrees make them of anything
@@ -162,7 +162,7 @@ class QuantizedActivation(DataTensors):
             return self.buffers[BUFFER_NAMES.index(name)]
         if name in _OF_CARRIER:
             if not isinstance(self.carrier, torch.Tensor):
-                self.check()
+                raise AttributeError(f"{self!r} has no {name}, because its parts are no tensors")
             return getattr(self.carrier, name)
         if name in _OF_VALUES:
             return getattr(self.dequantize(), name)
@@ -255,7 +255,7 @@ def input_operand(
         carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text
     else:
         wanted = x.requires_grad and torch.is_grad_enabled()
-        carrier = Carried.apply(x) if wanted else x.carrier()
+        carrier = carried(x) if wanted else x.carrier()
         buffers, text = x.buffer_list(), x.spec_text
     for first, name, wanted in ((0, "rowwise", True), (3, "columnwise", columnwise)):
         if wanted and buffers[first] is None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from quire.checks import check_dense, check_options, check_type, check_type_or_none, describe, signed64
+from quire.loading.devices import HOST, is_known
 from quire.tensor.buffers import (
     BUFFER_NAMES,
     CLASSES,
@@ -26,7 +27,7 @@ from quire.tensor.buffers import (
     other_direction,
     spec_of,
 )
-from quire.tensor.decoded import ON_DISK, Decoded, Window
+from quire.tensor.decoded import ON_DISK, Window, decoded
 from quire.tensor.origin import Kept, Origin, Seal
 from quire.tensor.spec import QuantSpec
 
@@ -362,7 +363,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         check_type_or_none("dequantize", torch.dtype, dtype=dtype)
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
-            return Decoded.apply(self, self, dtype)
+            return decoded(self, self, dtype)
         return self._values(dtype)
 
     def _values(self, dtype: torch.dtype) -> torch.Tensor:
@@ -471,8 +472,8 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         Args:
             values: real numbers of the same shape, on any device. A QuantizedTensor is decoded, and dtypes other than
                 float32, float16 and bfloat16 are converted to float32.
-            noop_flag: a real tensor of one element on this tensor's device. If it is not 0, the tensor keeps what it
-                stores. The host does not read it, so a captured graph can replay either.
+            noop_flag: a real tensor of one element on this tensor's device or on the CPU. If it is not 0, the tensor
+                keeps what it stores. The host does not read it, so a captured graph can replay either.
             **options: seed, offset and scale, as for quire.quantize.
 
         Raises:
@@ -515,9 +516,10 @@ class QuantizedTensor(DataTensors, torch.Tensor):
             raise TypeError(f"{what}: noop_flag must be a real number, got {noop_flag.dtype}; pass 0 or 1")
         if noop_flag.numel() != 1:
             raise ValueError(f"{what}: noop_flag must have one element, got the shape {list(noop_flag.shape)}")
-        if noop_flag.device != self.device:
+        if noop_flag.device not in (self.device, HOST):
             raise ValueError(
-                f"{what}: noop_flag must be on the device of the tensor, {self.device}, got {noop_flag.device}; move it"
+                f"{what}: noop_flag must be on the device of the tensor, {self.device}, or on the CPU, got "
+                f"{noop_flag.device}; move it"
             )
         whole = self if self.window is None else self.window.base  # a write to a part is one to all of it
         before = [(each.detach(), each.detach().clone()) for each in whole._tensors()]
@@ -526,7 +528,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         with torch.no_grad():
             if without and self.given_scale is not None:
                 before.append((self.given_scale, torch.full_like(self.given_scale, math.nan)))
-            keeps = noop_flag.reshape(()) != 0
+            keeps = noop_flag.to(self.device).reshape(()) != 0
             for stored, old in before:
                 stored.copy_(torch.where(keeps, old, stored))
         return self
@@ -550,8 +552,11 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
         random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
         arguments = (as_matrix(values), self.spec.text, rowwise, columnwise, *random)
+        may_lack = scale is not None and scale is self.given_scale and "given" not in self.spec.options
+        if may_lack and is_known(scale) and not torch._C._len_torch_dispatch_stack():
+            scale, may_lack = None if scale.isnan().any() else scale, False
         results = torch.ops.quire.quantize(*arguments, scale)
-        if scale is not None and scale is self.given_scale and "given" not in self.spec.options:
+        if may_lack:  # only the device knows
             measured = torch.ops.quire.quantize(*arguments, None)
             results = [torch.where(scale.isnan(), *both) for both in zip(measured, results, strict=True)]
         new = named_buffers(results, rowwise, columnwise)

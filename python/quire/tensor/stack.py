@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,16 +43,17 @@ class QuantizedStack(QuantizedTensor):
         """A stack of copies of one or more matrices [N, K].
 
         Args:
-            parts: a list or tuple of QuantizedTensors [N, K] that differ in nothing but their values.
+            parts: a list of QuantizedTensors [N, K] that differ in nothing but their values.
 
         Raises:
-            TypeError: for parts that are no list or tuple, and for a part that is not a QuantizedTensor.
+            TypeError: for parts that are no list, and for a part that is not a QuantizedTensor.
             ValueError: for matrices that differ in spec, shape, dtype, device or what they store.
         """
-        if not isinstance(parts, list | tuple):
+        if isinstance(parts, torch.Tensor) or not isinstance(parts, Iterable):
             raise TypeError(
                 f"QuantizedStack.of: parts must be a list of QuantizedTensors, got {describe(parts)}; pass [tensor]"
             )
+        parts = list(parts)
         plain = [part for part in parts if not isinstance(part, QuantizedTensor)]
         if plain:
             raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {describe(plain[0])}; quantize it")
@@ -125,8 +126,9 @@ class QuantizedStack(QuantizedTensor):
         signed64(offset, "offset")
         self.forget_origin()
         for index, part in enumerate(self.parts()):
-            own = scale is self.given_scale
-            scale_of = part.given_scale if own else scale.reshape(-1)[index : index + 1]
+            scale_of = None if scale is None else scale.reshape(-1)[index : index + 1]
+            if scale is not None and scale is self.given_scale:
+                scale_of = part.given_scale  # itself, as store() says
             part.store(values[index], seeds[index], offset, scale_of)
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:

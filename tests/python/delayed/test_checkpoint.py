@@ -264,7 +264,42 @@ def test_a_reentrant_checkpoint_that_evaluates_ends_no_step(way):
     scales = [layer.delayed.fwd_scale for layer in block.layers if isinstance(layer, quire.Linear)]
     with torch.no_grad():
         way(block, x.requires_grad_())
-    assert [layer.delayed.fwd_scale for layer in block.layers if isinstance(layer, quire.Linear)] == scales
+    after = [layer.delayed.fwd_scale for layer in block.layers if isinstance(layer, quire.Linear)]
+    assert all(one is other for one, other in zip(after, scales, strict=True))
+
+
+@pytest.mark.parametrize("way", [OTHER, QUIRES["quire's"]])
+def test_a_teacher_without_gradients_within_a_checkpoint_ends_no_step(way):
+    """A function with a context of delayed scaling under no_grad, in front of layers without a recipe."""
+    results = []
+    for call in (lambda function, x: function(x), way):
+        teacher, student = Block(), make_model()
+
+        def function(x, teacher=teacher, student=student):
+            with torch.no_grad():
+                target = teacher(x)
+            return student(x) * target
+
+        x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        teacher(x)  # it has scales
+        call(function, x).sum().backward()
+        results.append([x.grad, *(p.grad for p in student.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.cpu_only
+def test_a_subclass_of_pytorchs_reentrant_checkpoint_is_called():
+    class Own(torch.utils.checkpoint.CheckpointFunction):
+        calls = 0
+
+        @staticmethod
+        def forward(ctx, function, *others):
+            Own.calls += 1
+            return torch.utils.checkpoint.CheckpointFunction.forward(ctx, function, *others)
+
+    x = torch.ones(3, requires_grad=True)
+    Own.apply(lambda x: x * 2, True, x).sum().backward()
+    assert Own.calls == 1 and torch.equal(x.grad, torch.full((3,), 2.0))
 
 
 def in_a_foreign_thread(work):

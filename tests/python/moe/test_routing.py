@@ -371,8 +371,7 @@ WRONG = {
     "a coefficient of NaN": (lambda: loss(coeff=NAN), ValueError, "coeff must be finite, got nan"),
     "an infinite coefficient": (lambda: loss(coeff=-INF), ValueError, "coeff must be finite, got -inf"),
     "a text for a coefficient": (lambda: loss(coeff="a"), TypeError, "coeff must be a number, got 'a'"),
-    "no tokens of some": (lambda: loss(total_num_tokens=0), ValueError, "total_num_tokens must be at least 1, got 0"),
-    "negative tokens": (lambda: loss(total_num_tokens=-1), ValueError, "total_num_tokens must be at least 1, got -1"),
+    "negative tokens": (lambda: loss(total_num_tokens=-1), ValueError, "total_num_tokens must be at least 0, got -1"),
     "half a token": (
         lambda: loss(total_num_tokens=1.5),
         TypeError,
@@ -454,6 +453,7 @@ def test_options_are_refused_where_the_operator_refuses_their_text():
 
 @pytest.mark.cpu_only
 def test_totals_of_no_tokens_and_of_rows_that_are_padding_are_taken():
+    assert moe.load_balancing_loss(PROBS, torch.zeros(8), topk=2, total_num_tokens=0) == 0
     assert moe.load_balancing_loss(PROBS[:0], torch.zeros(8), topk=2, total_num_tokens=0) == 0
     assert loss(total_num_tokens=3).isfinite()
     assert torch.equal(loss(total_num_tokens=torch.tensor([4])), loss())

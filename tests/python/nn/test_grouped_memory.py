@@ -168,8 +168,8 @@ def test_one_graph_for_every_number_of_rows(compiler, equal_bits):
 
 
 WRONG = {
-    "shape": (lambda x: {"out": memory(8, 63)}, r"out must be \[8, 64\], or \[8, 64\], got \[8, 63\]"),
-    "rows": (lambda x: {"dgrad_out": memory(7, 96)}, r"dgrad_out must be \[8, 96\], or \[8, 96\], got \[7, 96\]"),
+    "shape": (lambda x: {"out": memory(8, 63)}, r"out must be \[8, 64\](, or \[8, 64\])?, got \[8, 63\]"),
+    "rows": (lambda x: {"dgrad_out": memory(7, 96)}, r"dgrad_out must be \[8, 96\](, or \[8, 96\])?, got \[7, 96\]"),
     "dtype": (lambda x: {"out": memory(8, 64).float()}, "out must be contiguous BFloat16 on cpu.*got Float"),
     "strides": (lambda x: {"out": memory(64, 8).t()}, "out must be contiguous .* got not contiguous"),
     "device": (lambda x: {"dgrad_out": memory(8, 96).to("meta")}, "one device|on cpu.*meta"),

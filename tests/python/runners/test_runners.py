@@ -281,15 +281,15 @@ X, WEIGHTS, IDS = rand(5, H), torch.ones(5, 2), torch.zeros(5, 2, dtype=torch.in
 ROUTED = (X, rand(5, E), "softmax:topk=2")
 WRONG_CALLS = {
     "nvfp4_linear: x must be a tensor, got None": lambda m: quire.nvfp4_linear(None, m, N),
-    "nvfp4_linear: out_features must be an int .*got 1.5": lambda m: quire.nvfp4_linear(X, m, 1.5),
+    "nvfp4_linear: out_features must be an int.*got 1.5": lambda m: quire.nvfp4_linear(X, m, 1.5),
     "nvfp4_moe: hidden_states must be a tensor, got 3": lambda m: quire.nvfp4_moe(3, WEIGHTS, IDS, m, H),
     "nvfp4_moe: topk_weights must be a tensor, got None": lambda m: quire.nvfp4_moe(X, None, IDS, m, H),
     "nvfp4_moe: topk_ids must be a tensor, got None": lambda m: quire.nvfp4_moe(X, WEIGHTS, None, m, H),
-    "nvfp4_moe: hidden_size must be an int .*got None": lambda m: quire.nvfp4_moe(X, WEIGHTS, IDS, m, None),
+    "nvfp4_moe: hidden_size must be an int.*got None": lambda m: quire.nvfp4_moe(X, WEIGHTS, IDS, m, None),
     "nvfp4_moe_routed: hidden_states must be a t": lambda m: quire.nvfp4_moe_routed(None, *ROUTED[1:], m, H),
     "nvfp4_moe_routed: router_logits must be a t": lambda m: quire.nvfp4_moe_routed(X, None, ROUTED[2], m, H),
     "nvfp4_moe_routed: routing must be a str, got N": lambda m: quire.nvfp4_moe_routed(*ROUTED[:2], None, m, H),
-    "nvfp4_moe_routed: hidden_size must be an int .*": lambda m: quire.nvfp4_moe_routed(*ROUTED, m, "a"),
+    "nvfp4_moe_routed: hidden_size must be an int": lambda m: quire.nvfp4_moe_routed(*ROUTED, m, "a"),
     "nvfp4_moe_routed: expert_bias must be a tensor": lambda m: quire.nvfp4_moe_routed(*ROUTED, m, H, expert_bias=3),
 }
 

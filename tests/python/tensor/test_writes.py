@@ -312,3 +312,14 @@ def test_a_copy_of_rows_is_quantized_anew_as_a_tensor_of_its_own(device):
     before, part = q.clone(), q[:32].clone()
     part.quantize_(beside(q, 32, 48, seed=8))
     assert same(part, quire.quantize(values(32, 48, seed=8), "mxfp8")) and same(q, before)
+
+
+@pytest.mark.parametrize("flag", [None, *FLAGS.values()])
+def test_a_stack_that_has_scales_takes_values_without(flag, device):
+    x = values(3, 32, 48).to(device)
+    scale = torch.full((1,), 2.0, device=device)
+    stack = quire.QuantizedStack.of([quire.quantize(one, "fp8_tensor", scale=scale) for one in x])
+    before = stack.clone()
+    stack.quantize_(100 * x, noop_flag=None if flag is None else torch.full((1,), flag, device=device))
+    expected = quire.QuantizedStack.of([quire.quantize(100 * one, "fp8_tensor") for one in x])
+    assert same(stack.buffers(), (before if flag else expected).buffers())
