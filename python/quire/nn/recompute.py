@@ -164,13 +164,12 @@ def _notice() -> None:
     one place, and have no hook for code that is not the caller's; the first pass of the reentrant kind leaves nothing
     else behind, since it runs without gradients. Where it began tells whether it belongs to training."""
     reentrant, frame = pytorchs.CheckpointFunction, pytorchs._CheckpointFrame
-    apply, forward, construct = reentrant.apply.__func__, reentrant.forward, frame.__init__
+    forward, construct = reentrant.forward, frame.__init__
 
-    @functools.wraps(apply)
     def noticed_apply(cls: type, *args: object) -> object:
         outer, THREAD.checkpoint_trains = THREAD.checkpoint_trains, trains()
         try:
-            return apply(cls, *args)
+            return super(reentrant, cls).apply(*args)
         finally:
             THREAD.checkpoint_trains = outer
 
