@@ -157,7 +157,7 @@ WRONG_WRITES = {
     "a flag without values": (
         {"noop_flag": torch.ones(1, device="meta")},
         ValueError,
-        "device of the tensor, cpu, got",
+        "device of the tensor, cpu, or on the CPU, got",
     ),
     "a complex flag": (
         {"noop_flag": torch.ones(1) * 1j},
