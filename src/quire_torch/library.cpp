@@ -33,12 +33,14 @@
 #include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
+
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
 namespace {
 
 std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::parse(text).to_string(); }
 std::string canonical_recipe(c10::string_view text) { return quire::LinearSpec::parse(text).to_string(); }
 std::string canonical_parallel(c10::string_view text) { return Parallel::parse(text).to_string(); }
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 void next_caller(c10::string_view layer) { set_next_caller(layer); }
 std::string spec_grammar() { return quire::spec_grammar(); }
 std::string kernel_tables(c10::string_view device) { return quire::kernel_tables(device); }

@@ -75,6 +75,10 @@ void DelayedCollect::run(const Args& a, const quire::Context& context) {
 int64_t delayed_collections() { return collections; }
 
 void DelayedUpdate::run(const Args& a, const quire::Context& context) {
+  // Python asks this where it runs; a graph does not know who runs it.
+  check(!in_backward(),
+        "delayed_update_: a backward pass recomputes a compiled function that enters quire.autocast with delayed "
+        "scaling, which would end another step; enter it around the checkpoint");
   check_entries(a);
   std::vector<quire::DelayedState> states;
   for (size_t i = 0; i < a.history.value.size(); ++i) {

@@ -32,6 +32,9 @@ struct DelayedCollect : OpBase {
 /// How often this thread has called delayed_collect_, from Python or from graphs.
 int64_t delayed_collections();
 
+/// Whether this thread runs a backward pass. Defined where autograd's headers are.
+bool in_backward();
+
 /// Ends a step of one direction (numerics.md 1.6) for each state whose rule is in `rules`, a table of
 /// quire::RuleColumn; the others are left alone.
 /// One entry a state in each list; reduced [n] is its amax after a reduction over devices, or the list is empty. Of a

@@ -253,6 +253,16 @@ def test_contexts_within_the_checkpoint_give_the_gradients_without_it_or_an_erro
         steps_of_blocks(count, IN_BLOCKS[way])
 
 
+@pytest.mark.parametrize("way", [OTHER, REENTRANT, *QUIRES.values()], ids=["not reentrant", "reentrant", *QUIRES])
+def test_a_context_within_a_compiled_function_is_refused_within_a_checkpoint(way):
+    torch.compiler.reset()  # after many graphs of one function it would run eagerly
+    compiled, x = torch.compile(Block(), backend="aot_eager"), torch.randn(33, 64, requires_grad=True)
+    compiled(x).sum().backward()
+    y = way(compiled, x)
+    with pytest.raises(RuntimeError, match="delayed_update_: a backward pass recomputes .*; enter it around the check"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("way", [REENTRANT, QUIRES["quire's, reentrant"]])
 def test_a_reentrant_checkpoint_that_evaluates_ends_no_step(way):
     block, x = Block(), torch.randn(33, 64)
