@@ -379,7 +379,7 @@ def test_wrong_arguments_are_refused():
         quire.MoE(8, 8, 4, 2, colour=1)
     with pytest.raises(RuntimeError, match="quire.MoE: score_function must be one of .*, got 'no_such'"):
         quire.MoE(8, 8, 4, 2, score_function="no_such")
-    with pytest.raises(TypeError, match="route: scaling_factor must be a number, got 'no_such'"):
+    with pytest.raises(TypeError, match="quire.MoE: scaling_factor must be a number, got 'no_such'"):
         quire.MoE(8, 8, 4, 2, scaling_factor="no_such")
     with pytest.raises(NotImplementedError, match="quire.MoE: activation='no_such' is not available"):
         quire.MoE(8, 8, 4, activation="no_such")
