@@ -291,9 +291,9 @@ def quantize(
         offset: the place in the random stream: a 64-bit number, signed or unsigned.
         scale: float32 [1]. Without the option `given`: multiplies x before the cast, instead of a scale from x's own
             amax; fp8_tensor only (numerics.md 1.5). Its value is not checked: under 0 and NaN all decodes to NaN, and
-            under infinity to 0 or NaN. With the option `given`, which needs it: the static scale, stored
-            unchanged. It is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global`
-            (numerics.md 2.5, 5.9).
+            under infinity to 0 or NaN. With the option `given`, which needs it: the static scale, stored unchanged. It
+            is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global` (numerics.md 2.5,
+            5.9).
         amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor
             of which x is a part, or those of earlier tensors (numerics.md 5.9). One of the two can be None and is then
             measured.

@@ -15,9 +15,9 @@ from quire.recipe import DelayedScaling, Format
 
 #: Kind of tensor -> its slots for one group.
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
-#: What quire.delayed.step.rule_text() writes. Names of functions and of groups may be anything.
 #: A rule without functions of the user.
-_OF_PYTORCH = re.compile(",(max|most_recent),None,")
+_WITHOUT_FUNCTIONS = re.compile(",(max|most_recent),None,")
+#: What quire.delayed.step.rule_text() writes. Names of functions and of groups may be anything.
 _RULE = re.compile(rf"[^,]+,({'|'.join(Format.__members__)}),\d+,.+,.+,\w+(,.*)?", re.DOTALL)
 
 
@@ -120,7 +120,7 @@ def check_state(what: str, remedy: str, name: str, value: Mapping[str, object], 
             f"{value['rule']!r}; {remedy}"
         )
     for kind in _KINDS:
-        if problem := _problem(kind, value[kind], own, by_functions=_OF_PYTORCH.search(value["rule"]) is None):
+        if problem := _problem(kind, value[kind], own, by_functions=_WITHOUT_FUNCTIONS.search(value["rule"]) is None):
             raise ValueError(f"{what}: {kind} of {name!r} {problem}; {remedy}")
 
 

@@ -81,7 +81,8 @@ class TrainingState:
         recipe = as_recipe("TrainingState", recipe)
         self.recipe = recipe if isinstance(recipe, DelayedScaling) else None
         groups = {"group": group, "amax_reduction_group": amax_reduction_group}
-        outside = distributed.GroupMember.NON_GROUP_MEMBER  # what new_group() returns in other ranks
+        # What new_group() returns in other ranks. Some builds of PyTorch have no groups.
+        outside = distributed.GroupMember.NON_GROUP_MEMBER if distributed.is_available() else None
         check_group("TrainingState", **{name: one for name, one in groups.items() if one not in (None, outside)})
         self.group, self.amax_reduction_group = group, amax_reduction_group
 

@@ -136,24 +136,21 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         dtype: torch.dtype,
         *,
         requires_grad: bool = False,
-        master: torch.Tensor | None = None,
-        given_scale: torch.Tensor | None = None,
         is_part: bool = False,
         strides: Sequence[int] | None = None,
-        **buffers: torch.Tensor | None,
+        **stored: torch.Tensor | None,
     ) -> QuantizedTensor:
-        """As the constructor, of buffers that an operator has made or that are checked: graphs make tensors so in every
-        call."""
-        data = next(tensor for tensor in buffers.values() if tensor is not None)
+        """As the constructor, of tensors that an operator has made or that are checked: graphs make tensors so in every
+        call. stored: by STORED_NAMES."""
+        data = next(tensor for tensor in stored.values() if tensor is not None)
         # The one way to make a tensor that has shape, dtype and device but no storage; PyTorch documents it by that
         # name ("Extending PyTorch", subclasses with __torch_dispatch__).
         self = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides=strides, dtype=dtype, device=data.device, requires_grad=requires_grad
         )
-        self.spec, self.spec_text, self.master, self.is_part = spec, spec.text, master, is_part
-        self.given_scale, self.window = given_scale, None
-        for name in BUFFER_NAMES:
-            setattr(self, name, buffers.get(name))
+        self.spec, self.spec_text, self.is_part, self.window = spec, spec.text, is_part, None
+        for name in STORED_NAMES:
+            setattr(self, name, stored.get(name))
         return self
 
     @classmethod
