@@ -4,6 +4,8 @@ import contextlib
 import difflib
 import functools
 import inspect
+import math
+import numbers
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,6 +98,26 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, likely))}?" if likely else ""
 
 
+def check_names(
+    what: str,
+    remedy: str,
+    state: Mapping[str, object],
+    own: Mapping[str, object],
+    *,
+    all_of_them: bool = False,
+    kind: str = "layers",
+) -> None:
+    """Raises ValueError if a state names layers that the model has not, or does not name all of them. own: the layers
+    of the model, by name. kind: what the names are of."""
+    missing = own.keys() - state.keys() if all_of_them else set()
+    for names, words in (
+        (missing, f"the model has {kind} that the state has not"),
+        (state.keys() - own.keys(), f"the state has {kind} that the model has not"),
+    ):
+        if names:
+            raise ValueError(f"{what}: {words}: {', '.join(map(repr, sorted(names, key=repr)))}; {remedy}")
+
+
 def check_dense(what: str, **tensors: torch.Tensor) -> None:
     """Raises TypeError unless each tensor has its values in plain memory, before anybody asks for its shape."""
     for name, tensor in tensors.items():
@@ -105,6 +127,40 @@ def check_dense(what: str, **tensors: torch.Tensor) -> None:
                 f"{what}: {name} must be a dense tensor, got one that is {kind}; use .to_dense(), .dequantize() or, of "
                 "a nested one, .to_padded_tensor(0)"
             )
+
+
+def check_sizes(what: str, **sizes: object) -> None:
+    """Raises TypeError unless each is an int, or what Python takes as one, and ValueError below 0."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"{what}: {name} must be an int, got {describe(size)}")
+        if size < 0:
+            raise ValueError(f"{what}: {name} must be at least 0, got {size}")
+
+
+def check_eps(what: str, eps: object) -> None:
+    """Raises TypeError unless it is a number, and ValueError unless it is finite and at least 0: variance + eps has a
+    root."""
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
+        raise TypeError(f"{what}: eps must be a number, got {describe(eps)}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"{what}: eps must be finite and at least 0, got {eps}")
+
+
+def is_plain(value: object, dtype: torch.dtype, may_be_meta: bool) -> bool:
+    """Whether a value is a dense tensor of that dtype, with values unless it may be without."""
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout != torch.strided:
+        return False
+    return value.dtype == dtype and (may_be_meta or not value.is_meta)
+
+
+def received(value: object) -> str:
+    """A value as an error shows it that expects a tensor of a state."""
+    if not isinstance(value, torch.Tensor):
+        return describe(value)
+    shape = "nested" if value.is_nested else f"{list(value.shape)}"
+    layout = "" if value.layout == torch.strided else f" {value.layout}"
+    return f"{value.dtype} {shape}{layout}{' on meta' if value.is_meta else ''}"
 
 
 def signed64(value: int, name: str) -> int:

@@ -24,7 +24,7 @@ from quire.autocast import is_batch_invariant_enabled
 from quire.checks import check_dense, check_type, check_type_or_none, describe
 from quire.loading.devices import HOST
 from quire.loading.transforms import at_the_end
-from quire.tensor import QuantizedTensor, QuantSpec
+from quire.tensor import DTYPES, QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
 Weights = torch.Tensor | Sequence[torch.Tensor]
@@ -564,7 +564,7 @@ def _check_bias(what: str, **biases: torch.Tensor | None) -> None:
     check_type(what, torch.Tensor, **given)
     check_dense(what, **given)
     for name, bias in given.items():
-        if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        if bias.dtype not in DTYPES:
             raise RuntimeError(
                 f"{what}: {name} must be float32, float16 or bfloat16, got {bias.dtype}; convert it with .to()"
             )

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from quire.checks import check_type, counted, describe
+from quire.checks import check_sizes, check_type, counted, describe
 from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
     SHARDED,
@@ -43,7 +43,6 @@ from quire.conversion.report import (
     untied_notes,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
-from quire.nn.layer_base import check_sizes
 from quire.nn.linear import Linear, applied_sharding
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule, checked_recipe

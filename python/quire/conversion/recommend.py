@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.checks import check_type, counted, near
+from quire.checks import check_sizes, check_type, counted, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
 from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
 from quire.conversion.report import Reason, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
-from quire.nn.layer_base import check_sizes
 from quire.nn.linear import Linear
 from quire.recipe import Recipe, as_recipe, from_name, names
 from quire.tensor import DTYPES, QuantizedTensor

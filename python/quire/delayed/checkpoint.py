@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.checks import check_type, describe
+from quire.checks import check_names, check_type, describe, is_plain, received
 from quire.delayed.rules import rule_of
 from quire.delayed.state import DelayedState
 from quire.recipe import DelayedScaling, Format
@@ -87,26 +87,6 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
             _write(target, state.get(name))
 
 
-def check_names(
-    what: str,
-    remedy: str,
-    state: Mapping[str, object],
-    own: Mapping[str, object],
-    *,
-    all_of_them: bool = False,
-    kind: str = "layers",
-) -> None:
-    """Raises ValueError if a state names layers that the model has not, or does not name all of them. own: the layers
-    of the model, by name. kind: what the names are of."""
-    missing = own.keys() - state.keys() if all_of_them else set()
-    for names, words in (
-        (missing, f"the model has {kind} that the state has not"),
-        (state.keys() - own.keys(), f"the state has {kind} that the model has not"),
-    ):
-        if names:
-            raise ValueError(f"{what}: {words}: {', '.join(map(repr, sorted(names, key=repr)))}; {remedy}")
-
-
 def check_state(what: str, remedy: str, name: str, value: Mapping[str, object], own: DelayedState) -> None:
     """Raises ValueError unless a value of delayed_state() fits a layer's state. what: the operation that takes it."""
     if not isinstance(value, Mapping) or value.keys() != {"rule", *_KINDS} or not isinstance(value["rule"], str):
@@ -142,22 +122,6 @@ def _problem(kind: str, value: object, own: DelayedState, by_functions: bool) ->
     wrong = value[~(value >= 0)] if lenient else value[~((value > 0) & value.isfinite())]  # of NaN nothing holds
     rule = "must not be negative or NaN" if lenient else "must be finite and > 0"
     return f"{rule}, got {wrong[0].item()}" if len(wrong) else None
-
-
-def is_plain(value: object, dtype: torch.dtype, may_be_meta: bool) -> bool:
-    """Whether a value is a dense tensor of that dtype, with values unless it may be without."""
-    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout != torch.strided:
-        return False
-    return value.dtype == dtype and (may_be_meta or not value.is_meta)
-
-
-def received(value: object) -> str:
-    """A value as an error shows it that expects a tensor of a state."""
-    if not isinstance(value, torch.Tensor):
-        return describe(value)
-    shape = "nested" if value.is_nested else f"{list(value.shape)}"
-    layout = "" if value.layout == torch.strided else f" {value.layout}"
-    return f"{value.dtype} {shape}{layout}{' on meta' if value.is_meta else ''}"
 
 
 def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None) -> None:

@@ -6,9 +6,9 @@ import torch
 
 from quire import functional
 from quire.checks import check_dense, check_type, check_type_or_none, describe
+from quire.tensor import DTYPES
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -215,7 +215,7 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
     """
     check_type("scores", torch.Tensor, logits=logits)
     check_dense("scores", logits=logits)
-    if logits.dtype not in _FLOATS:
+    if logits.dtype not in DTYPES:
         raise TypeError(
             f"scores: logits must be float32, float16 or bfloat16, got {logits.dtype}; convert them with .float()"
         )

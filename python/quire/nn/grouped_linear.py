@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_type, check_type_or_none, describe, with_known_options
+from quire.checks import check_sizes, check_type, check_type_or_none, describe, with_known_options
 from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
-from quire.nn.layer_base import check_factory, check_sizes, initialise, name_layer
+from quire.nn.layer_base import check_factory, initialise, name_layer
 from quire.nn.product import Product, active_call
 from quire.nn.product_module import ProductModule, Sharding, check_bias, checked_recipe
 from quire.recipe import Recipe

@@ -2,7 +2,6 @@
 and buffers that stay float32."""
 
 import math
-import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -119,24 +118,6 @@ def check_factory(what: str, device: torch.device | str | int | None, **dtypes: 
                 f"{what}: {name} must be a dtype of floating-point numbers of 16 bits or more, got {dtype}; to store "
                 "weights in fewer bits, make the layer within quire.quantized_model_init"
             )
-
-
-def check_sizes(what: str, **sizes: object) -> None:
-    """Raises TypeError unless each is an int, or what Python takes as one, and ValueError below 0."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"{what}: {name} must be an int, got {describe(size)}")
-        if size < 0:
-            raise ValueError(f"{what}: {name} must be at least 0, got {size}")
-
-
-def check_eps(what: str, eps: object) -> None:
-    """Raises TypeError unless it is a number, and ValueError unless it is finite and at least 0: variance + eps has a
-    root."""
-    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"{what}: eps must be a number, got {describe(eps)}")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"{what}: eps must be finite and at least 0, got {eps}")
 
 
 def initialise(

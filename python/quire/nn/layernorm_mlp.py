@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import check_type_or_none, with_known_options
+from quire.checks import check_sizes, check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import layout_of
 from quire.functional import activation, activation_inputs, activation_text
-from quire.nn.layer_base import check_factory, check_sizes, initialise, name_layer
+from quire.nn.layer_base import check_factory, initialise, name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, active_call

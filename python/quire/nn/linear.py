@@ -6,19 +6,12 @@ import torch
 
 from quire import delayed
 from quire.autocast import Rule, active_in, is_batch_invariant_enabled
-from quire.checks import check_type_or_none, with_known_options
+from quire.checks import check_sizes, check_type_or_none, with_known_options
 from quire.delayed.step import RulesByLayer
 from quire.distributed.parallel import Parallel, sharded_dims
 from quire.distributed.placements import is_dtensor, layout_of, sharding_of, torchs_result
 from quire.functional import grouped_linear, input_buffers, linear, linear_prequantized
-from quire.nn.layer_base import (
-    check_factory,
-    check_sizes,
-    initialise,
-    is_any_autocast_enabled,
-    name_layer,
-    uses_torch_autocast,
-)
+from quire.nn.layer_base import check_factory, initialise, is_any_autocast_enabled, name_layer, uses_torch_autocast
 from quire.nn.product import Product, active_call, static_scale
 from quire.nn.product_module import ProductModule, check_bias, checked_recipe
 from quire.recipe import Recipe

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from quire.autocast import is_batch_invariant_enabled
-from quire.checks import check_dense, check_type, check_type_or_none, describe, errors_name
+from quire.checks import check_dense, check_sizes, check_type, check_type_or_none, describe, errors_name
 from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup, Sender, check_exchange, pack, plan, unpack, why_not
 from quire.distributed.parallel import Parallel
@@ -30,7 +30,6 @@ from quire.nn.layer_base import (
     Float32Buffers,
     ShownName,
     check_factory,
-    check_sizes,
     is_any_autocast_enabled,
     name_layer,
     path_of,

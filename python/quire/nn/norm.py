@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.checks import check_dense, check_type, describe, with_known_options
+from quire.checks import check_dense, check_eps, check_sizes, check_type, describe, with_known_options
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_placements
 from quire.functional import norm
-from quire.nn.layer_base import ShownName, activation_dtype, check_eps, check_factory, check_sizes, name_layer
+from quire.nn.layer_base import ShownName, activation_dtype, check_factory, name_layer
 from quire.nn.te_extra_state import drop_extra_state
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from quire.checks import check_type
-from quire.delayed.checkpoint import check_names, is_plain, received
+from quire.checks import check_names, check_type, is_plain, received
 from quire.loading.devices import HOST, generator_state
 
 

@@ -8,15 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import torch
 from torch import distributed
 
-from quire.checks import check_type, check_type_or_none, describe
-from quire.delayed.checkpoint import (
-    check_names,
-    delayed_state,
-    padded_state,
-    received,
-    set_delayed_state,
-    unpadded_state,
-)
+from quire.checks import check_names, check_type, check_type_or_none, describe, received
+from quire.delayed.checkpoint import delayed_state, padded_state, set_delayed_state, unpadded_state
 from quire.delayed.step import reduces, rule_text
 from quire.distributed.groups import check_group, sendable
 from quire.distributed.pieces import PiecesOfTensor, PlainPart
