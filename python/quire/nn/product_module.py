@@ -141,7 +141,7 @@ class ProductModule(ShownName, Float32Buffers):
     @property
     def use_bias(self) -> bool:
         """Whether the layer has biases."""
-        return any([self._parameters.get(name) is not None for name in self.bias_names])
+        return any([self.parameter(name) is not None for name in self.bias_names])
 
     def group_weights(self, product: str) -> list[torch.Tensor]:
         """The weight of each group of a matmul: [out_features, in_features], of a DTensor this rank's shard."""
@@ -154,11 +154,13 @@ class ProductModule(ShownName, Float32Buffers):
         return [] if bias is None else [bias]
 
     def _device(self) -> torch.device:
-        """That of the parameters. Of parametrized ones modules within have them."""
+        """That of the parameters. Modules within have parametrized ones, and FullyShardedDataParallel has flattened
+        ones: what it leaves here are attributes."""
         for parameter in self._parameters.values():
             if parameter is not None:
                 return parameter.device
-        return next(self.parameters()).device
+        within = next(self.parameters(), None)
+        return next(iter(self.weights(self.products[0]).values() if within is None else [within])).device
 
     def sr_states(self) -> dict[str, torch.Tensor]:
         """Matmul -> its {seed, counter}."""

@@ -4,13 +4,22 @@ import copy
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import quire
 from every_recipe import some
 
 RECIPES = some("fp8_current", "mxfp8", "nvfp4_no_sr").values()
 STEPS, RANKS = 3, 2
+#: Layers whose parameters FullyShardedDataParallel flattens: it leaves tensors in the place of parameters.
+FLATTENED = {
+    "Linear": lambda: quire.Linear(32, 32),
+    "Linear without bias": lambda: quire.Linear(32, 32, bias=False),
+    "LayerNormLinear": lambda: quire.LayerNormLinear(32, 32),
+    "LayerNormMLP": lambda: quire.LayerNormMLP(32, 64, normalization="RMSNorm"),
+    "MoE": lambda: quire.MoE(32, 32, num_experts=4, top_k=2, bias=True),
+    "MoE of stacked weights": lambda: quire.MoE(32, 32, num_experts=4, top_k=2, single_grouped_weight=True),
+}
 
 
 def make_model():
@@ -29,7 +38,7 @@ def batches():
 
 
 def loss(model, x, recipe):
-    with quire.autocast(recipe=recipe):
+    with quire.autocast(recipe=recipe, enabled=recipe is not None):
         return (model(x) - x).square().mean()
 
 
@@ -60,6 +69,25 @@ def sharded(model, compiled):
             layer.compile(fullgraph=True, backend="aot_eager")
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def trains_with_flat_parameters(rank):
+    """FullyShardedDataParallel, the older one, whose default is use_orig_params=False."""
+    recipes = [*some("mxfp8", "nvfp4_no_sr").values(), None]
+    for make in FLATTENED.values():
+        for recipe in recipes:
+
+            def model(make=make):
+                torch.manual_seed(0)
+                return torch.nn.Sequential(make(), torch.nn.GELU(), make())
+
+            expected = single_process(recipe, model)
+            flat = FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
+            train_on_batches(flat, rank, recipe)
+            with FullyShardedDataParallel.summon_full_params(flat):
+                found = flat.state_dict()
+            for (name, a), b in zip(found.items(), expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0, msg=f"{make()}, {recipe}: {name}")
 
 
 def check_quantized(rank, recipe):

@@ -2,12 +2,17 @@
 
 import pytest
 
-from python.distributed.data_parallel_ranks import seeds, trains_as_one_process
+from python.distributed.data_parallel_ranks import seeds, trains_as_one_process, trains_with_flat_parameters
 
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_process(two):
     two.run(trains_as_one_process)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_flat_parameters_train_as_one_process(two):
+    two.run(trains_with_flat_parameters)
 
 
 def test_the_data_parallel_rank_is_set_for_layers_that_are_not_sharded(two):
