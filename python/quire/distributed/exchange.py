@@ -331,7 +331,7 @@ def _announce(matmul: Matmul, x: torch.Tensor, parallel: Parallel) -> str:
     if matmul.input_scale is not None:
         fields["input_scale"] = str(matmul.input_scale.tolist())
     fields["gradient"] = "yes" if torch.is_grad_enabled() else "no"
-    parallel.check_ranks(caller, fields | check_ranks.drawn(matmul.parameters[0]))
+    parallel.check_ranks(caller, fields | check_ranks.drawn(next(iter(matmul.parameters.values()))))
     return caller
 
 

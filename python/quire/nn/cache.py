@@ -16,6 +16,7 @@ from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.loading.deferred import mark_static
 from quire.loading.devices import reads_interleaved
 from quire.nn.product_module import ProductModule, named
+from quire.nn.weight import compute_weights
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
 from quire.tensor.order import in_order
@@ -127,8 +128,9 @@ def quantize_weights(
     @torch.inference_mode(False)
     @torch.no_grad()
     def quantize(*_: object) -> None:
-        for each in chosen:
-            _keep(*each)
+        for module, product, recipe in chosen:
+            compute_weights(module)
+            _keep(module, product, recipe)
 
     quantize()
     if optimizer is not None:

@@ -12,7 +12,7 @@ from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.layer_base import check_factory, initialise, name_layer
 from quire.nn.product import Product, active_call
-from quire.nn.product_module import ProductModule, Sharding, check_bias, checked_recipe
+from quire.nn.product_module import ProductModule, Read, Sharding, check_bias, checked_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 
@@ -160,13 +160,13 @@ class GroupedLinear(ProductModule):
         """The groups that this rank has."""
         return range(self.num_gemms) if self.expert_group is None else self.expert_group.own()
 
-    def weights(self, product: str) -> dict[str, torch.Tensor]:
-        """Name -> parameter: one for each group, or one for all groups."""
-        return {name: self.parameter(name) for name in self.weight_names}
+    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
+        """Name -> parameter: one for each group, or one for all groups. read: as for parameter()."""
+        return {name: self.parameter(name, read) for name in self.weight_names}
 
-    def biases(self, product: str = "") -> list[torch.Tensor]:
-        """One for each group, or one for all groups, or none."""
-        return [self.parameter(name) for name in self.bias_names]
+    def biases(self, product: str = "", read: Read | None = None) -> list[torch.Tensor]:
+        """One for each group, or one for all groups, or none. read: as for parameter()."""
+        return [self.parameter(name, read) for name in self.bias_names]
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0. A
@@ -339,7 +339,7 @@ class GroupedLinear(ProductModule):
                 raise NotImplementedError(
                     "quire.GroupedLinear, sharded over ranks: out and dgrad_out are not available; copy the result"
                 )
-            biases, ends = self.biases(), offsets_of(m_splits, x, self.groups)
+            biases, ends = product.biases(), offsets_of(m_splits, x, self.groups)
             y = product.run(x, [] if self.return_bias else biases, ends)
             product.commit()
             y = y if out is None else in_memory(y, out, ends)

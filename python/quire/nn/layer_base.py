@@ -42,14 +42,18 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
     """Adds a note to an error that left layer.forward: the layer, and its path in the outermost module that is being
     called. Costs nothing where there is no error. While a function is compiled it does nothing: Dynamo says itself
     which line of the model it is at."""
-    if torch.compiler.is_compiling() or any(note.startswith("In the layer") for note in _notes(error)):
+    # torch.utils.checkpoint raises an exception of its own to leave a recomputation, which is no error.
+    leaves = type(error).__name__ == "_StopRecomputationError"
+    if leaves or torch.compiler.is_compiling() or any(note.startswith("In the layer") for note in _notes(error)):
         return
     where = ""
     for module in _callers(layer):
         path = next((name for name, child in module.named_modules() if child is layer), None)
         if path is not None:
             where = f"{path!r} of {type(module).__name__}: "
-    error.add_note(f"In the layer {where}{layer._get_name()}({layer.extra_repr()}).")
+    with torch.no_grad():  # it may compute parametrized weights, of which a checkpoint must see nothing
+        shown = layer.extra_repr()
+    error.add_note(f"In the layer {where}{layer._get_name()}({shown}).")
     if any(parameter.is_meta for parameter in layer.parameters()):
         error.add_note(
             "Its parameters are on the meta device and have no values: call to_empty(device=...) on the model, then "

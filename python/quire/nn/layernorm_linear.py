@@ -198,7 +198,7 @@ class LayerNormLinear(ProductModule):
             call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             product, keep = Product(self, "", call), self.return_layernorm_output
             normed, buffers = normalised(self, call.take(x), product, keep)
-            y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
+            y = product.output(product.run(normed, [] if self.return_bias else product.biases(), x_buffers=buffers))
             product.commit()
             y, normed = call.give(y, x), call.give_normed(normed, x)
             extra = ((product.returned_bias(),) if self.return_bias else ()) + ((normed,) if keep else ())

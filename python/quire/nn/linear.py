@@ -204,7 +204,7 @@ class Linear(ProductModule, torch.nn.Linear):
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
             call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             product = Product(self, "", call)
-            y = product.output(product.run(call.take(x), [] if self.return_bias else self.biases("")))
+            y = product.output(product.run(call.take(x), [] if self.return_bias else product.biases()))
             product.commit()
             y = call.give(y, x)
             return (y, product.returned_bias()) if self.return_bias else y

@@ -474,9 +474,9 @@ class MoE(ShownName, Float32Buffers):
             if layer._forward_pre_hooks:
                 compute_weights(layer)
         fc1, fc2 = (Product(layer, "", active_call(layer, sent.rows)) for layer in (self.fc1, self.fc2))
-        h = fc1.run(sent.rows, self.fc1.biases(""), sent.ends, sent.codes)
+        h = fc1.run(sent.rows, fc1.biases(), sent.ends, sent.codes)
         activated, buffers = activate(h, self._activation, h.dtype, offsets=sent.ends, **fc2.input())
-        rows = fc2.run(activated, self.fc2.biases(""), sent.ends, buffers)
+        rows = fc2.run(activated, fc2.biases(), sent.ends, buffers)
         for product in (fc1, fc2):
             product.commit()
         return rows

@@ -3,7 +3,7 @@ it uses and the destinations of its gradients (Product)."""
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from quire.loading.transforms import requires_grad
 from quire.nn.cache import CachedWeight, cache
 from quire.nn.input_scale import same_unit
 from quire.nn.layer_base import is_any_autocast_enabled, path_of, uses_torch_autocast
-from quire.nn.product_module import ProductModule, main_grads, named
+from quire.nn.product_module import ProductModule, Read, groups_of, main_grads, named
 from quire.nn.weight import weight_operand
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import LinearSpec, high_precision
@@ -38,6 +38,7 @@ class Call(NamedTuple):
     recipe: the active recipe; None means high precision. rule: active_rule(). dtype: of
     the results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
     module's result, "" for none. layout: how the tensors of a call with a DTensor are sharded; None for a plain x.
+    read: the module's parameters by name. What is computed (parametrized) is computed once in a call.
     """
 
     recipe: Recipe | None
@@ -47,6 +48,7 @@ class Call(NamedTuple):
     fp8_grad: bool
     output_spec: str
     layout: Layout | None
+    read: Read
 
     @property
     def sequence(self) -> bool | None:
@@ -105,13 +107,13 @@ def active_call(
     if isinstance(x, QuantizedActivation):
         x.check()
     autocast = (type(x) is not torch.Tensor or is_any_autocast_enabled()) and uses_torch_autocast(x)
+    parameters = {name: module.parameter(name) for name in (*module.weight_names, *module.bias_names)}
     if recipe is not None or not _is_torchs(module):
-        parameters = [(name, module.parameter(name)) for name in (*module.weight_names, *module.bias_names)]
-        if layout is None and any([type(tensor) not in PLAIN for tensor in (x, *dict(parameters).values())]):
-            check_parameters(module, x, parameters)
-        _check_dtypes(module, x, () if autocast else parameters)
+        if layout is None and any([type(tensor) not in PLAIN for tensor in (x, *parameters.values())]):
+            check_parameters(module, x, parameters.items())
+        _check_dtypes(module, x, () if autocast else parameters.items())
     dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-    return Call(recipe, rule, dtype, is_first_microbatch, fp8_grad, spec, layout)
+    return Call(recipe, rule, dtype, is_first_microbatch, fp8_grad, spec, layout, parameters)
 
 
 def _is_torchs(module: ProductModule) -> bool:
@@ -187,14 +189,15 @@ class Product:
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
         module.place_states()
         self.module, self.name, self.call = module, name, call.of_product(name)
-        self.parameters = list(module.weights(name).values())
-        self.weights = [call.part(parameter) for parameter in self.parameters]
-        self.needs_dw = torch.is_grad_enabled() and any([p.requires_grad or requires_grad(p) for p in self.parameters])
+        self.parameters = module.weights(name, call.read)
+        self.weights = [call.part(parameter) for parameter in self.parameters.values()]
+        wanted = [p.requires_grad or requires_grad(p) for p in self.parameters.values()]
+        self.needs_dw = torch.is_grad_enabled() and any(wanted)
         self.exchange = exchange_of(module, name, call.sequence)
         self.exchange.check(self)
         self.given: dict[str, object] = {}
         if self.needs_dw and module.external_wgrad:
-            self.given |= external_wgrad(module, name, call)
+            self.given |= external_wgrad(self)
         if self.call.recipe is None:
             self.high_precision = high_precision(is_batch_invariant_enabled())
         else:
@@ -240,7 +243,7 @@ class Product:
             self.specs = self.specs.of_w(found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None or self.weight_scales is not None:
-            weights = self.module.group_weights(self.name)
+            weights = groups_of(self.parameters.values())
             scale = self.scale if self.weight_scales is None else self.weight_scales
             self.new_cache = cache(weights, recipe, scale, parallel=self.exchange.parallel)
             self.given["w_buffers"] = self.new_cache.buffers
@@ -251,6 +254,10 @@ class Product:
     def scale(self) -> torch.Tensor | None:
         """Forward scales of delayed scaling."""
         return self.given.get("fwd_scale")
+
+    def biases(self) -> list[torch.Tensor]:
+        """Those that run() takes."""
+        return self.module.biases(self.name, self.call.read)
 
     def path(self) -> str:
         """Where the matmul is in the model, or ""."""
@@ -388,7 +395,7 @@ class Product:
         if self.new_cache is not None and self.call.is_first_microbatch is not None:
             setattr(self.module, named(self.name, "microbatch_weight"), self.new_cache)
         if "placeholder" in self.given:
-            mark_added(self.parameters)
+            mark_added(self.parameters.values())
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
         """y in the form that the options of the call request."""
@@ -403,7 +410,7 @@ class Product:
 
     def returned_bias(self) -> torch.Tensor | None:
         """The bias as a layer returns it apart."""
-        bias = self.module.of(self.name, "bias")
+        bias = self.module.parameter(named(self.name, "bias"), self.call.read)
         return bias if bias is None or is_dtensor(bias) else self.exchange.returned_bias(bias)
 
 
@@ -430,12 +437,13 @@ def specs_of(module: ProductModule, call: Call) -> LinearSpec:
 # ------------------------------------------------------------ gradients of weights that do not go to autograd
 
 
-def external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str, object]:
+def external_wgrad(product: Product) -> dict[str, object]:
     """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
-    weights = module.weights(product)
+    module, call, weights = product.module, product.call, product.parameters
+    _check_leaves(module, weights)
     if module.delay_wgrad_compute:
         given = {
-            "wgrad_stash": module.of(product, "wgrad_stash"),
+            "wgrad_stash": module.of(product.name, "wgrad_stash"),
             "overwrite_main_grad": call.is_first_microbatch is True,
         }
     else:
@@ -445,6 +453,19 @@ def external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str,
             "overwrite_main_grad": overwrites or call.is_first_microbatch is True,
         }
     return given | {"placeholder": any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])}
+
+
+def _check_leaves(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises NotImplementedError for weights that are not parameters themselves: nobody would read the gradient."""
+    for name, weight in weights.items():
+        leaf = name in module._parameters and (torch.compiler.is_compiling() or weight.is_leaf)
+        if weight.requires_grad and not leaf:
+            option = "delay_wgrad_compute" if module.delay_wgrad_compute else "fuse_wgrad_accumulation"
+            raise NotImplementedError(
+                f"quire.{type(module).__name__}: {option}=True keeps the gradient of a weight from autograd, and "
+                f"{name} is computed from other tensors (parametrized, pruned, flattened by FullyShardedDataParallel), "
+                f"which would get none; make the layer without {option}"
+            )
 
 
 def mark_added(weights: Iterable[torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """The base class of modules with matmuls y = x w^T: the state that lasts from call to call for each matmul."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -29,11 +29,20 @@ from quire.tensor import DTYPES, QuantizedTensor
 SCALE_SPEC = "scale_spec"
 #: Says by pieces() where this rank's shard lies in the whole tensor.
 Sharding = Parallel | ExpertGroup
+#: Parameters of a module by name, as far as somebody has read them. A parametrized one is computed whenever it is read.
+Read = Mapping[str, torch.Tensor | None]
 
 
 def named(product: str, what: str) -> str:
     """The attribute of a module that holds `what` of a matmul: "weight", or "fc1_weight" for the matmul "fc1"."""
     return f"{product}_{what}" if product else what
+
+
+def groups_of(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The weight of each group of a matmul: [out_features, in_features], of a DTensor this rank's shard. weights: those
+    of ProductModule.weights()."""
+    own = [local(weight) for weight in weights]
+    return own if own[0].dim() == 2 else list(own[0].unbind())
 
 
 def checked_recipe(what: str, recipe: object) -> Recipe | None:
@@ -128,15 +137,17 @@ class ProductModule(ShownName, Float32Buffers):
         """The attribute that holds `what` of a matmul."""
         return getattr(self, named(product, what))
 
-    def parameter(self, name: str) -> torch.Tensor | None:
+    def parameter(self, name: str, read: Read | None = None) -> torch.Tensor | None:
         """The attribute of that name: a parameter, twenty times as quickly as by Module.__getattr__, or a tensor that
-        is computed (parametrized, pruned)."""
+        is computed (parametrized, pruned). read: those that are known by name, which are not computed again."""
+        if read is not None and name in read:
+            return read[name]
         return self._parameters[name] if name in self._parameters else getattr(self, name)
 
-    def weights(self, product: str) -> dict[str, torch.Tensor]:
-        """Name -> weight of a matmul: one, or one for each group."""
+    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
+        """Name -> weight of a matmul: one, or one for each group. read: as for parameter()."""
         name = named(product, "weight")
-        return {name: self.parameter(name)}
+        return {name: self.parameter(name, read)}
 
     @property
     def use_bias(self) -> bool:
@@ -144,13 +155,13 @@ class ProductModule(ShownName, Float32Buffers):
         return any([self.parameter(name) is not None for name in self.bias_names])
 
     def group_weights(self, product: str) -> list[torch.Tensor]:
-        """The weight of each group of a matmul: [out_features, in_features], of a DTensor this rank's shard."""
-        weights = [local(weight) for weight in self.weights(product).values()]
-        return weights if weights[0].dim() == 2 else list(weights[0].unbind())
+        """groups_of() the weights of a matmul."""
+        return groups_of(self.weights(product).values())
 
-    def biases(self, product: str) -> list[torch.Tensor]:
-        """The bias of a matmul: one, or one for each group, or one for all groups, or none."""
-        bias = self.parameter(named(product, "bias"))
+    def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
+        """The bias of a matmul: one, or one for each group, or one for all groups, or none. read: as for
+        parameter()."""
+        bias = self.parameter(named(product, "bias"), read)
         return [] if bias is None else [bias]
 
     def _device(self) -> torch.device:

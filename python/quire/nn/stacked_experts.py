@@ -10,7 +10,7 @@ from quire.distributed.placements import is_dtensor
 from quire.moe import permute, unpermute
 from quire.nn.layer_base import name_layer
 from quire.nn.product import Product, active_call
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import ProductModule, Read
 from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
 
@@ -84,20 +84,19 @@ class StackedExperts(ProductModule):
         """New seeds of stochastic rounding."""
         self._reset_sr_states()
 
-    def weights(self, product: str) -> dict[str, torch.Tensor]:
-        """Name -> weight of a layer, [E, out_features, in_features]."""
+    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
+        """Name -> weight of a layer, [E, out_features, in_features]. read: as for parameter()."""
         name = self.weight_names[self.products.index(product)]
-        weight = getattr(self, name)
-        return {name: self.as_stored(weight)}
+        return {name: self.as_stored(self.parameter(name, read))}
 
     def as_stored(self, weight: torch.Tensor) -> torch.Tensor:
         """A plain weight [E, out_features, in_features] as the module stores it, and the other way round."""
         swaps = self.is_transposed and not isinstance(weight, QuantizedTensor)
         return weight.transpose(1, 2) if swaps else weight
 
-    def biases(self, product: str) -> list[torch.Tensor]:
-        """One for all experts, or none."""
-        return [getattr(self, self.bias_names[self.products.index(product)])] if self.bias_names else []
+    def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
+        """One for all experts, or none. read: as for parameter()."""
+        return [self.parameter(self.bias_names[self.products.index(product)], read)] if self.bias_names else []
 
     def own_groups(self) -> range:
         """The experts that this rank has."""
@@ -113,9 +112,9 @@ class StackedExperts(ProductModule):
             ids = torch.where(top_k_index < self.groups, top_k_index, -1).to(torch.int32)
             rows, offsets, row_map = permute(hidden_states, ids, self.groups)
             up, down = (Product(self, name, active_call(self, rows)) for name in self.products)
-            h = up.run(rows, self.biases("up"), offsets)
+            h = up.run(rows, up.biases(), offsets)
             h = self.source._apply_gate(self, h) if self.has_gate else self.act_fn(h)
-            y = down.run(h, self.biases("down"), offsets)
+            y = down.run(h, down.biases(), offsets)
             for product in (up, down):
                 product.commit()
             return unpermute(y, row_map, top_k_weights.float()).to(hidden_states.dtype)
