@@ -92,7 +92,7 @@ def errors_name(what: str) -> Iterator[None]:
 
 def near(name: str, known: Iterable[str]) -> str:
     """How an error ends that refuses a name: with those that it may have been meant to be, if there are any."""
-    known = [] if name.startswith("_") else list(known)
+    known = [] if name.startswith("_") or not name else list(known)
     likely = difflib.get_close_matches(name, known, n=1)
     likely = likely or difflib.get_close_matches(name.lower(), known, n=1) or [one for one in known if name in one]
     return f"; did you mean {' or '.join(map(repr, likely))}?" if likely else ""

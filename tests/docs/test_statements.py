@@ -460,3 +460,35 @@ def test_dialects_store_recipes_without_loss_as_the_table_says(page, tmp_path):
         for recipe in re.findall(r"`(\S+)`", recipes):
             found = {name for name in dialects if is_stored(recipe, name, tmp_path / f"{name} {recipe}")}
             assert found == listed, recipe
+
+
+def test_the_first_step_of_delayed_scaling_has_scales_of_1(page):
+    assert says(page, "docs/train-and-resume.md", "In the first step no amax is known, and all scales are 1.")
+    torch.manual_seed(0)
+    layer, x = quire.Linear(256, 256), 1e4 * torch.randn(64, 256)
+    exact = layer(x)
+
+    def error(layer, *, train):
+        with quire.autocast(recipe="fp8_delayed"), torch.set_grad_enabled(train):
+            return (layer(x) - exact).norm() / exact.norm()
+
+    assert error(layer, train=True) > 0.9 and error(layer, train=True) < 0.1
+    loaded = quire.Linear(256, 256)
+    loaded.load_state_dict(layer.state_dict())
+    assert error(loaded, train=False) > 0.9
+    quire.set_delayed_state(torch.nn.Sequential(loaded), quire.delayed_state(torch.nn.Sequential(layer)))
+    assert error(loaded, train=False) < 0.1
+
+
+def test_a_mean_loses_all_gradients_in_the_first_step_of_delayed_scaling(page):
+    assert says(page, "docs/train-and-resume.md", "the gradients of the first layers can be 0 altogether")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(quire.Linear(256, 512), torch.nn.GELU(), quire.Linear(512, 256))
+    x, counts = torch.randn(2048, 256), []
+    for _ in range(3):  # in the second step the first layer's dy has values, and its scale is 1 still
+        model.zero_grad()
+        with quire.autocast(recipe="fp8_delayed"):
+            y = model(x)
+        (1e-2 * y).square().mean().backward()
+        counts.append(int(model[0].weight.grad.count_nonzero()))
+    assert counts[0] == counts[1] == 0 and counts[2] > 0.9 * model[0].weight.numel()

@@ -285,7 +285,7 @@ def text() -> str:
     own = importlib.import_module("every_way").RECIPES
     names = ", ".join(name.replace("_", " ") if name == "high_precision" else f"`{name}`" for name in own)
     ways = table(
-        ["way, by its name in `tests/every_way.py`", "passes"],
+        ["way, by its name in `tests/every_way.py`", "compared"],
         [[name, "forward and backward" if way.trains else "forward"] for name, way in WAYS.items()],
     )
     recipes = names.replace("`delayed`", "`fp8_delayed`")

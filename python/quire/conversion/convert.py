@@ -157,7 +157,8 @@ def convert(
 
     Raises:
         ValueError: if there is nothing to convert, also if all layers would become slower: the error lists what was
-            examined. For min_features below 0, tokens below 1, and texts that an argument does not take.
+            examined. For min_features below 0, tokens below 1, texts that an argument does not take, and, without
+            for_inference, for tokens, gradients and like.
         TypeError: for arguments of a wrong type. The model is then unchanged.
 
     Examples:
@@ -247,6 +248,11 @@ def _plan(
             "those of their weights too"
         )
     if not for_inference:
+        if tokens not in (None, 1):
+            raise ValueError(
+                f"convert: tokens={tokens!r} is the number of rows for which layers are timed with for_inference=True, "
+                "and for_inference is False; pass for_inference=True, or leave tokens out"
+            )
         return Plan(recipe, False, None)
     if recipe is None:
         raise ValueError(

@@ -121,7 +121,8 @@ def _text(context: Reentered, recipe: Recipe | None, products: tuple[str, ...]) 
 def _error(what: str, difference: str) -> pytorchs.CheckpointError:
     return pytorchs.CheckpointError(
         f"{what}: torch.utils.checkpoint recomputes a forward pass that {difference}, so gradients would be wrong. Use "
-        "quire.checkpoint, or call backward within the quire.autocast and quire.batch_invariant of the forward pass"
+        "quire.checkpoint, or call backward within the quire.autocast of the forward pass, and within its "
+        "quire.batch_invariant if it had one"
     )
 
 

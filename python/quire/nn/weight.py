@@ -183,9 +183,10 @@ def weight_operand(
     if not same_codes(weight.spec_text, recipe.weight_spec):
         raise RuntimeError(
             f"Recipe mismatch for the weight: it is quantized as {weight.spec_text}, and the active recipe, "
-            f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}. Use the recipe of its "
-            "quantized_model_init, or construct the layer under this one and load its state dict. Of a model that "
-            "quire.convert has converted, leave quire.autocast, or convert the original model with this recipe"
+            f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}. If quire.convert "
+            "has converted the model, leave quire.autocast, or convert the original model with this recipe. If it was "
+            "made within quantized_model_init, use the recipe of that one, or construct the layer under this recipe "
+            "and load its state dict"
         )
     wanted = any([tensor is not None and tensor.requires_grad for tensor in (weight, *others)])
     # Where nothing wants a gradient the call reaches the operator's kernel with its tensors, and that takes plain ones.

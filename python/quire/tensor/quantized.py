@@ -335,8 +335,8 @@ class QuantizedTensor(DataTensors, torch.Tensor):
                 got = f"{got} {list(other.shape)}, {other.dtype}, on {other.device}"
             raise TypeError(
                 f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, or values in "
-                f"float32, float16 or bfloat16, got {got}; before .double() or .to(float64) of a model call "
-                "quire.dequantize_weights(model)"
+                f"float32, float16 or bfloat16, got {got}; call quire.dequantize_weights(model) before .double() or "
+                ".to(float64) of a model, and before FullyShardedDataParallel, which flattens parameters"
             )
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
         self.window = other.window

@@ -112,7 +112,7 @@ constexpr std::array kOtherOptions = std::to_array<Option>({
     {"16x16", "16x16", "one scale per 16x16 tile instead of 1x16", kNvfp4, set_flag<kSquare>, flag<kSquare>},
     {"pow2", "pow2", "scales are truncated to powers of two", kFp8F32, set_flag<&QuantSpec::pow2>,
      flag<&QuantSpec::pow2>},
-    {"eps", "eps=F", "amax is at least F, a non-negative float", kFp8F32, read_epsilon, write_epsilon},
+    {"eps", "eps=F", "amax is at least F, a finite number of at least 0", kFp8F32, read_epsilon, write_epsilon},
     {"row_scaled", "row_scaled", "one global amax per row (columnwise: per column)", kNvfp4,
      set_flag<&QuantSpec::row_scaled>, flag<&QuantSpec::row_scaled>},
     {"rht", "rht or rht=unsigned",
@@ -219,7 +219,9 @@ QuantSpec QuantSpec::parse(std::string_view text) {
     if (index == kOptions.size()) wrong("unknown option");
     const unsigned excluded = index < kElementWords ? (1u << kElementWords) - 1 : 1u << index;
     if (seen & excluded) wrong(seen >> index & 1 ? "option given twice" : "another element format given before");
-    if (!kOptions[index].read(s, part.substr(name.size()))) wrong("expected ", kOptions[index].form);
+    if (!kOptions[index].read(s, part.substr(name.size()))) {
+      wrong("expected ", kOptions[index].form, ": ", kOptions[index].meaning);
+    }
     seen |= 1u << index;
     begin = end;
   }

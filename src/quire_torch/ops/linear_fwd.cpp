@@ -136,7 +136,7 @@ void check_arguments(const LinearFwd::Args& a, int64_t groups, const Int& k) {
 
 void check_k(const at::Tensor& x, const at::Tensor& w) {
   quire::check(x.sym_size(-1) == w.sym_size(-1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
-               "] and w ", w.sym_sizes(), "; the last dimension of x must be in_features, the last of w");
+               "] and w ", w.sym_sizes(), "; the last dimension of x must be in_features, ", w.sym_size(-1));
 }
 
 void check_agreement(const at::Tensor& x, const at::Tensor& w) {

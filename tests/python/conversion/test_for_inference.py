@@ -216,6 +216,8 @@ def test_no_recipe_is_an_error_that_says_how_to_choose():
         quire.convert(blocks(), for_inference=True)
     with pytest.raises(ValueError, match="convert: tokens must be at least 1, got 0"):
         quire.convert(blocks(), "mxfp8", for_inference=True, tokens=0)
+    with pytest.raises(ValueError, match="convert: tokens=512 is .* with for_inference=True, .* or leave tokens out"):
+        quire.convert(blocks(), "mxfp8", tokens=512)
 
 
 # ---------------------------------------------------------------- time
