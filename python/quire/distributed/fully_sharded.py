@@ -440,11 +440,12 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
         model: the model. It changes in place.
         recipe: the recipe under which the layers will run.
         recompute: True if backward runs the forward pass again (activation checkpointing). Backward then gathers codes
-            of both directions.
+            of both directions. Without it a layer that runs again raises an error; in a function that was compiled with
+            the checkpoint in it, gradients are NaN.
 
     Raises:
-        ValueError: if the recipe's backward pass needs weights in high precision, and if the model has no layers of
-            quire.
+        ValueError: if the recipe's backward pass needs weights in high precision, if the model has no layers of quire,
+            and without recompute for a LayerNormMLP(checkpoint=True).
         NotImplementedError: for a weight that is a DTensor already, that is quantized without a master, or whose
             gradient goes to main_grad or backward_dw(). The model is then unchanged.
     """
@@ -476,6 +477,11 @@ def _weights(
 ) -> Iterator[tuple[str, torch.nn.Parameter, MasterShard]]:
     """Name, parameter and new parameter of the weights of a layer that can be gathered as codes."""
     kind = type(layer).__name__
+    if getattr(layer, "checkpoint", False) and not recompute:
+        raise ValueError(
+            f"gather_codes: a quire.{kind} with checkpoint=True runs its forward pass again in backward, and backward "
+            "gathers the codes of one direction; pass recompute=True, or make the layer without checkpoint"
+        )
     for name in layer.weight_names:
         what = f"gather_codes: quire.{kind}.{name}"
         check_own_parameter(what, layer, name)

@@ -215,10 +215,13 @@ class Product:
             self._take_scales(recipe.delayed_operands)
         if isinstance(self.weights[0], QuantizedTensor):
             self.specs = self.specs.of_w(self.weights[0].spec_text)
-            if module.gathering is not None:
-                check_gathered(module, name, recipe)
+            self._check_gathered()
         elif self.exchange.takes_kept_codes:
             self._take_codes()
+
+    def _check_gathered(self) -> None:
+        if self.module.gathering is not None:
+            check_gathered(self.module, self.name, self.call.recipe)
 
     def _take_scales(self, operands: tuple[str, ...]) -> None:
         """The scales of delayed scaling, of these operands. If not both of x and w have one, what has is quantized
@@ -307,6 +310,7 @@ class Product:
             given["offsets"] = offsets
         x, specs, own_amax = self._x_operand(x, x_buffers, given)
         if isinstance(weights[0], QuantizedTensor):
+            self._check_gathered()  # this may be a recomputation, for which other codes have been gathered
             operands = [self._w_operand(weight, x, biases) for weight in weights]
             given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
             weights = [weight for weight, _ in operands]

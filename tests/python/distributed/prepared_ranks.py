@@ -288,6 +288,13 @@ def errors(rank):
     gather_codes(wrapped, TABLE["mxfp8"])
     wrapped = shard(in_wrappers(wrapped), again)
     tried("again, wrapped", lambda: passes(wrapped, batches(again)[0, 0, rank], TABLE["mxfp8"]))
+    within = torch.nn.Sequential(quire.LayerNormMLP(IN, OUT, checkpoint=True))
+    tried("again, within a layer", lambda: gather_codes(within, "mxfp8"))
+    within[0].checkpoint = False
+    gather_codes(within, "mxfp8")
+    within[0].checkpoint = True
+    within = shard(within, case)
+    tried("again, by an attribute", lambda: forward(within))
     return said
 
 
