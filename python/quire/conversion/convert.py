@@ -11,7 +11,6 @@ import torch
 from quire.checks import check_sizes, check_type, counted, describe
 from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
-    SHARDED,
     check_gradients,
     has_inference_codes,
     inference_recipe,
@@ -22,6 +21,7 @@ from quire.conversion.inference import (
 from quire.conversion.reparametrized import (
     NO_WEIGHT_YET,
     PARAMETRIZED,
+    SHARDED,
     has_no_weight_yet,
     plain_class,
     plain_weights,

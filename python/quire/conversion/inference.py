@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from quire.checks import describe
-from quire.conversion.reparametrized import why_not_converted
+from quire.conversion.reparametrized import SHARDED, why_not_converted
 from quire.conversion.report import Reason
 from quire.functional import quantize
 from quire.loading.devices import reads_interleaved
@@ -14,7 +14,6 @@ from quire.recipe import NVFP4BlockScaling, Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
-SHARDED = "its weight is sharded over ranks, and must stay a plain parameter"
 _DEQUANTIZE = "Call quire.dequantize_weights(model) first, or convert the original model"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from quire.conversion.report import Reason
 from quire.distributed.fully_sharded import MasterShard
 from quire.distributed.placements import is_dtensor
 from quire.nn.own_context import own_context
@@ -19,6 +20,10 @@ from quire.tensor import QuantizedTensor
 NO_WEIGHT_YET = "it has no weight yet: call the model once before it is converted"
 PARAMETRIZED = "it is parametrized: remove the parametrization, or register it after quire.convert"
 IN_PARTS = "its weight consists of several parameters, and must be one: create the layer without parameters_split"
+SHARDED = Reason(
+    "its weight is sharded over ranks, and must stay a plain parameter",
+    "Convert the whole model before its weights are sharded, or one that loads the full state dict",
+)
 _ASSIGN = "assign a torch.nn.Parameter of its value"
 
 
@@ -72,8 +77,10 @@ def _why_not_one(layer: torch.nn.Module, name: str, training: bool) -> str:
         return f"its {name} is None"
     if weight.layout != torch.strided:
         return f"its {name} is sparse ({str(weight.layout).removeprefix('torch.')}): {_ASSIGN}, .to_dense()"
-    ours = isinstance(weight, QuantizedTensor | MasterShard) or is_dtensor(weight)
-    if not ours and is_traceable_wrapper_subclass(weight):
+    sharded = isinstance(weight, MasterShard) or is_dtensor(weight)
+    if sharded and not training:
+        return SHARDED
+    if not sharded and not isinstance(weight, QuantizedTensor) and is_traceable_wrapper_subclass(weight):
         return f"its {name} is a {type(weight).__name__}, whose values another library stores"
     # A weight that PyTorch's first FSDP has flattened has one dimension outside of calls.
     if isinstance(layer, torch.nn.Linear) and weight.dim() != 2 and not (training and weight.dim() == 1):

@@ -191,8 +191,8 @@ class Product:
         self.module, self.name, self.call = module, name, call.of_product(name)
         self.parameters = module.weights(name, call.read)
         self.weights = [call.part(parameter) for parameter in self.parameters.values()]
-        wanted = [p.requires_grad or requires_grad(p) for p in self.parameters.values()]
-        self.needs_dw = torch.is_grad_enabled() and any(wanted)
+        parameters = self.parameters.values()
+        self.needs_dw = torch.is_grad_enabled() and any([p.requires_grad or requires_grad(p) for p in parameters])
         self.exchange = exchange_of(module, name, call.sequence)
         self.exchange.check(self)
         self.given: dict[str, object] = {}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing._internal.two_tensor import TwoTensor
@@ -366,6 +367,34 @@ def test_computed_weights_are_not_sharded_and_the_error_says_what_to_remove(how,
             SHARDING[what](model, mesh)
     after = model.state_dict()
     assert after.keys() == before.keys() and all(equal_bits(value, before[name]) for name, value in after.items())
+
+
+SHARDED = {
+    "fully_shard": lambda layer, mesh: fully_shard(torch.nn.Sequential(layer), mesh=mesh),
+    "gather_codes, fully_shard": lambda layer, mesh: (
+        quire.distributed.gather_codes(layer, "mxfp8"),
+        fully_shard(torch.nn.Sequential(layer), mesh=mesh),
+    ),
+    "a style": lambda layer, mesh: parallelize_module(layer, mesh, quire.distributed.ColumnParallel()),
+}
+
+
+@pytest.mark.parametrize("kind", [quire.Linear, nn.Linear, quire.LayerNormLinear])
+@pytest.mark.parametrize("how", SHARDED)
+def test_sharded_weights_are_left_in_a_conversion_for_inference(how, kind):
+    """An error of the quantizer would come when layers before it are converted already."""
+    if kind is nn.Linear and how.startswith("gather_codes"):
+        pytest.skip("takes layers of quire alone")
+    with rank_of(0, 1):
+        model = nn.Sequential(nn.Linear(64, 64), kind(64, 64))
+        SHARDED[how](model[1], init_device_mesh("cpu", (1,)))
+        before = type(model[1].weight), type(model[1])
+        words = "(?s)Convert the whole model before its weights are sharded.*left: its weight is sharded over ranks"
+        with pytest.raises(ValueError, match=words):
+            quire.convert(model[1], "mxfp8", for_inference=True, tokens=None, min_features=1)
+        quire.convert(model, "mxfp8", for_inference=True, tokens=None, min_features=1)
+        assert isinstance(model[0].weight, quire.QuantizedTensor)
+        assert (type(model[1].weight), type(model[1])) == before and getattr(model[1], "recipe", None) is None
 
 
 class Lazy(nn.Module):
