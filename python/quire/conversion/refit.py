@@ -136,7 +136,12 @@ def refit(
 
 #: The ends of names under which modules keep what is no weight: layers of FP8 (_extra_state), and AveragedModel.
 _EXTRA, _COUNT = "_extra_state", "n_averaged"
-#: Before all names of a model that DistributedDataParallel or AveragedModel wraps.
+#: What has a model as its `module`, and "module." before all names.
+_HOLDERS = (
+    torch.nn.parallel.DistributedDataParallel,
+    torch.nn.DataParallel,
+    torch.optim.swa_utils.AveragedModel,
+)
 _WRAPPED = "module."
 
 
@@ -194,17 +199,30 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model within what torch.compile, DistributedDataParallel and their like return for it."""
+    while isinstance(model, _HOLDERS) or [*model._modules] in [[name] for name in WRAPPERS]:
+        model = model.module if isinstance(model, _HOLDERS) else next(model.children())
+    return model
+
+
+def named_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module, under all of its names in state dicts of the model that nothing wraps."""
+    for path, module in unwrapped(model).named_modules(remove_duplicate=False):
+        yield plain_name(path), module
+
+
 def slots(model: torch.nn.Module) -> list[Slot]:
     """All parameters and persistent buffers."""
     found: dict[int, Slot] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in named_layers(model):
         scales = module.input_scales() if isinstance(module, ProductModule) else ()
         transient = module._non_persistent_buffers_set  # the only place where PyTorch says so
         buffers = {name: value for name, value in module._buffers.items() if name not in transient}
         for name, value in (*module._parameters.items(), *buffers.items()):
             if value is not None and name != _COUNT:
                 slot = found.setdefault(id(value), Slot(value, name in scales))
-                slot.owners.append(Owner(plain_name(path), module, name))
+                slot.owners.append(Owner(path, module, name))
     return list(found.values())
 
 
@@ -227,14 +245,19 @@ def match(model: torch.nn.Module, weights: Mapping[str, object]) -> Match:
 
 def _by_name(weights: Iterable[str], own: Sequence[str]) -> dict[str, str]:
     """The model's name of each weight -> its key. own: the names of the model's tensors."""
-    names = {key: plain_name(key) for key in weights if not key.endswith(_COUNT)}
-    theirs, ours = (all(name.startswith(_WRAPPED) for name in each) for each in (names.values(), own))
     given: dict[str, str] = {}
-    for key, name in names.items():
-        if theirs != ours:
-            name = name.removeprefix(_WRAPPED) if theirs else _WRAPPED + name
+    for key, name in own_names([key for key in weights if not key.endswith(_COUNT)], own).items():
         given.setdefault(name, key)
     return given
+
+
+def own_names(keys: Sequence[str], own: Sequence[str]) -> dict[str, str]:
+    """Name of a weight, perhaps of a wrapped model -> the model's name of it. own: the names of the model's tensors."""
+    names = {key: plain_name(key) for key in keys}
+    theirs, ours = (all(name.startswith(_WRAPPED) for name in each) for each in (names.values(), own))
+    if theirs == ours:
+        return names
+    return {key: name.removeprefix(_WRAPPED) if theirs else _WRAPPED + name for key, name in names.items()}
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:

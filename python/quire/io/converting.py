@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from quire.checks import check_type, check_type_or_none
 from quire.functional import quantize
-from quire.io.container import CheckpointError
+from quire.io.container import CheckpointError, some
 from quire.io.dialect import Dialect, meaning
 from quire.io.dialects import dialect_named
 from quire.io.layout import StoredWeight
@@ -38,10 +39,12 @@ def convert(
 
     Args:
         src: as for read().
-        dst: a folder.
+        dst: a folder, also for a single file: its name is model.safetensors.
         to: name of the dialect.
         filter: which entries are written, by name; None: all. With requantize all are written, and filter says which
-            weights are quantized, in high precision or not; None: the layers that are quantized already.
+            weights are quantized, in high precision or not; None: the layers that are quantized already. Every selected
+            weight of two dimensions is quantized: a checkpoint does not say which of them are embeddings, whose
+            quantized weights load() and most other readers refuse. Select linear layers only.
         exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report
             lists what was lost, in ulps.
         requantize: a spec; the decoded values are quantized again, with another rounding. Not one that needs more than
@@ -57,13 +60,14 @@ def convert(
     Raises:
         CheckpointError: with nothing written, if there is no such dialect, if it has no layout for a layer, if a layer
             cannot be converted exactly and exact is True, and if dst has a checkpoint and overwrite is False.
-        ValueError: for another missing_input_scale, scale or max_shard_size, and for another requantize.
+        ValueError: for another missing_input_scale, scale or max_shard_size, for another requantize, and for a dst that
+            is the name of a file of weights.
         TypeError: for arguments of a wrong type.
     """
     check_type("quire.io.convert", str | Path, src=src, dst=dst)
     check_type("quire.io.convert", str, to=to)
     check_type_or_none("quire.io.convert", Callable, filter=filter)
-    options = written_as("quire.io.convert", exact, max_shard_size, overwrite)
+    options = written_as("quire.io.convert", dst, exact, max_shard_size, overwrite)
     check_missing("quire.io.convert", missing_input_scale)
     check_scale("quire.io.convert", scale)
     spec = None if requantize is None else _of_values(requantize)
@@ -127,9 +131,13 @@ class Chosen(Mapping[str, StoredWeight | torch.Tensor]):
         return len(self.names)
 
 
+#: Names of weights of embeddings, as models call them.
+_EMBEDDING = re.compile(r"(^|\.)(emb|embed|embed_\w+|\w*embeddings?|wte|wpe|token_embd)\.weight$")
+
+
 class Requantized(Chosen):
     """A checkpoint whose weights are quantized again. which: says by name which two-dimensional weights; None: those
-    that are quantized."""
+    that are quantized. notes: for the report."""
 
     def __init__(self, checkpoint: Checkpoint, target: Dialect, spec: str, which: Callable[[str], bool] | None) -> None:
         super().__init__(checkpoint, lambda name: True)
@@ -141,6 +149,11 @@ class Requantized(Chosen):
         self.spec = layouts[0].spec if layouts else spec
         self.origin = Origin(target.name, layouts[0].name) if layouts else Origin("", "")
         self.which = which
+        named = [name for name in checkpoint.plain if _EMBEDDING.search(name) and self._is_chosen(name)]
+        self.notes = [
+            f"{some(named)}: the name says embedding. quire.io.load refuses a quantized embedding, as most other "
+            "readers do; a filter= that does not select it keeps it in high precision"
+        ] * bool(named)
 
     def _is_chosen(self, name: str) -> bool:
         if self.which is not None:

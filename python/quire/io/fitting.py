@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from quire.checks import describe
+from quire.conversion.refit import named_layers, own_names, unwrapped
 from quire.io.container import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
@@ -112,9 +113,9 @@ def fit(
     checkpoint -> name in the model. Raises CheckpointError if two names of a tied parameter have sources with different
     bytes, or if two entries get one name."""
     fused = FUSED if fuse is True else dict(fuse or {})
-    names = _Names(_entries(checkpoint, rename), checkpoint.groups, fused, experts)
-    parents = dict(model.named_modules(remove_duplicate=False))
+    parents = dict(named_layers(model))
     found = {id(target): target for target in parameters(model)}
+    names = _Names(_entries(checkpoint, rename, found.values()), checkpoint.groups, fused, experts)
     for target in list(found.values()):
         sources = [_source(owner, parents, names) for owner in target.owners]
         target.source = next((source for source in sources if source is not None), None)
@@ -129,12 +130,13 @@ def fit(
 
 
 def unjoined(
-    missing: Sequence[Target], checkpoint: Checkpoint, fuse: object, rename: Callable[[str], str] | None
+    targets: Sequence[Target], checkpoint: Checkpoint, fuse: object, rename: Callable[[str], str] | None
 ) -> list[str]:
     """Of targets that fit() found no source for: what fuse= would join, and which of its parts the checkpoint lacks. A
     phrase for each kind of layer of which the checkpoint has a part."""
-    fused, entries = FUSED if fuse is True else dict(fuse or {}), _entries(checkpoint, rename)
+    fused, entries = FUSED if fuse is True else dict(fuse or {}), _entries(checkpoint, rename, targets)
     found: dict[str, str] = {}
+    missing = [target for target in targets if target.source is None]
     for path, _, attribute in (owner for target in missing for owner in target.owners):
         outer, _, last = path.rpartition(".")
         parts = fused.get(last, ())
@@ -145,13 +147,17 @@ def unjoined(
     return list(found.values())
 
 
-def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None) -> dict[str, str]:
-    """Name in the model -> entry of the checkpoint. A bias belongs to its layer's entry."""
-    found: dict[str, str] = {}
+def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None, targets: Iterable[Target]) -> dict[str, str]:
+    """Name in the model -> entry of the checkpoint. A bias belongs to its layer's entry. targets: all of the model."""
+    renamed: dict[str, str] = {}
     for entry in (*checkpoint.groups, *checkpoint.plain, *checkpoint.biases):
-        name = entry if rename is None else rename(entry)
-        if not isinstance(name, str):
-            raise TypeError(f"quire.io.load: rename must return a str, got {describe(name)} for {entry!r}")
+        renamed[entry] = entry if rename is None else rename(entry)
+        if not isinstance(renamed[entry], str):
+            raise TypeError(f"quire.io.load: rename must return a str, got {describe(renamed[entry])} for {entry!r}")
+    own = own_names([*renamed.values()], [name for target in targets for name in target.names()])
+    found: dict[str, str] = {}
+    for entry, other in renamed.items():
+        name = own[other]
         if found.setdefault(name, entry) != entry:
             raise CheckpointError(
                 f"{found[name]} and {entry} are both renamed to {name}", "rename them apart", tensor=entry
@@ -162,7 +168,7 @@ def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None) -> dic
 def parameters(model: torch.nn.Module) -> list[Target]:
     """All persistent parameters and buffers, without sources."""
     found: dict[int, Target] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in named_layers(model):
         for attribute, value in _tensors(module):
             target = found.setdefault(id(value), Target(value, []))
             target.owners.append((path, module, attribute))
@@ -345,15 +351,15 @@ class Record:
 
 
 def remember(model: torch.nn.Module, record: Record) -> None:
-    vars(model)[_ATTRIBUTE] = record
+    vars(unwrapped(model))[_ATTRIBUTE] = record
 
 
 def record_of(model: torch.nn.Module) -> Record | None:
     """What the model remembers; None for a model that quire.io has not loaded."""
-    found = vars(model).get(_ATTRIBUTE)
+    found = vars(unwrapped(model)).get(_ATTRIBUTE)
     return found if isinstance(found, Record) else None
 
 
 def forget(model: torch.nn.Module) -> None:
     """To be called when the model is no longer that of the checkpoint."""
-    vars(model).pop(_ATTRIBUTE, None)
+    vars(unwrapped(model)).pop(_ATTRIBUTE, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from quire.checks import check_dense, check_type, check_type_or_none
+from quire.conversion.refit import named_layers
 from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_named
@@ -41,8 +42,9 @@ def save(
     names, dtypes, shapes and bytes. Other weights are written with their codes, under the names of their parameters.
 
     Args:
-        model: a model with layers of quire or torch.nn.
-        path: a folder.
+        model: a model with layers of quire or torch.nn. Of a model that torch.compile or DistributedDataParallel wraps,
+            the model within is saved, under its own names.
+        path: a folder, also for a single file: its name is model.safetensors.
         dialect: its name. None: the dialect of the checkpoint from which the model was loaded, or of `like`.
         like: a checkpoint of the same model. Entries that the model does not have are copied from it, and its
             configuration is used. None: the configuration of the checkpoint from which the model was loaded.
@@ -56,14 +58,14 @@ def save(
     Raises:
         CheckpointError: with nothing written: if a quantized weight has no place in the dialect, if the folder has a
             checkpoint and overwrite is False, for a parameter on the meta device, and for a `like` that read() refuses.
-        ValueError: for another max_shard_size.
+        ValueError: for another max_shard_size, and for a path that is the name of a file of weights.
         TypeError: for arguments of a wrong type, and a parameter that is not dense.
     """
     check_type("quire.io.save", torch.nn.Module, model=model)
     check_type("quire.io.save", str | Path, path=path)
     check_type_or_none("quire.io.save", str | Path, like=like)
     check_type_or_none("quire.io.save", str, dialect=dialect)
-    options = written_as("quire.io.save", exact, max_shard_size, overwrite)
+    options = written_as("quire.io.save", path, exact, max_shard_size, overwrite)
     source = None if like is None else Checkpoint(opened(like), missing_input_scale="dynamic")
     record = record_of(model) or Record("", None, {})
     of_source = None if source is None else source.dialect
@@ -135,7 +137,7 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         self.record, self.source = record, source
         self.pieces: dict[str, dict[int | None, Piece]] = {}
         self.tied: list[str] = []
-        modules = dict(model.named_modules(remove_duplicate=False))
+        modules = dict(named_layers(model))
         self._dialect = None if dialect is None else dialect.name
         self._foreign = foreign = dialect is not None and dialect.name != Native.name
         ordered = dialect is not None and any(layout.alternating for layout in dialect.layouts)

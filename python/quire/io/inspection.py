@@ -137,6 +137,8 @@ def _inspected(path: str | Path, container: FileContainer) -> tuple[Inspection, 
     if len(problems) == _MOST_PROBLEMS:
         sound = None
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]
+    misfits = ((group.name, group.layout.misfit(group.shape)) for group in groups)
+    problems += [f"{name}: {rule}, which only quire reads" for name, rule in misfits if rule]
     used = consumed(groups)
     caches = tuple(name for name in header if OF_CACHES.search(name) and name not in used)
     faulty = set() if sound is None else header.keys() - sound.header.keys()

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from quire.checks import check_type, check_type_or_none, counted, describe
+from quire.conversion.refit import plain_name, unwrapped
 from quire.io.container import CheckpointError, some
 from quire.io.dialect import contents, is_kept
 from quire.io.fitting import Record, Ref, Target, fit, remember, unjoined
@@ -103,7 +104,9 @@ def load(
             the experts of Hugging Face transformers become layers of quire. Layers of quire are used as they are. Each
             such layer gets a recipe of its own. Its quantized weights do not require gradients, except in the place of
             quantized weights that do. Parameters on the meta device are replaced. Other plain parameters keep their
-            memory.
+            memory. Of a model that torch.compile or DistributedDataParallel wraps, the model within is loaded, under
+            its own names. To train with DistributedDataParallel, load the model before you wrap it: the wrapper does
+            not see the replaced parameters.
         path: as for read().
         activations: "checkpoint": inputs are quantized as the checkpoint says. "none": they are not quantized. A spec,
             such as "mxfp8": all inputs are quantized to it. Gradients are computed from decoded weights
@@ -240,8 +243,10 @@ def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Laye
         for path, module, attribute in target.owners:
             if not _has_quantized(module, attribute):
                 raise CheckpointError(
-                    f"the checkpoint has a quantized weight for {attribute} of a {type(module).__name__}",
-                    "use torch.nn.Linear or a layer of quire, or dequantize the entry",
+                    f"the checkpoint has a quantized weight for {attribute} of {type(module).__name__}, and only "
+                    "torch.nn.Linear, layers of quire and experts can have one",
+                    "make a checkpoint with this weight in high precision: pass quire.io.convert a filter= that does "
+                    "not select it, or write what quire.io.read gives, with entry.dequantize() in place of this entry",
                     file=checkpoint.container.path,
                     tensor=target.name,
                 )
@@ -431,8 +436,7 @@ def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOpt
             (sorted(biases), "the model lacks biases"),
         )
         rules = [f"{text} {some(names)} ({len(names)})" for names, text in what if names]
-        lacking = [target for target in targets if target.source is None]
-        rules += unjoined(lacking, checkpoint, options.fuse, options.rename)
+        rules += unjoined(targets, checkpoint, options.fuse, options.rename)
         raise CheckpointError(
             f"names of model and checkpoint differ: {'; '.join(rules)}",
             "make the model with the configuration of the checkpoint, or pass rename= for other names, "
@@ -448,7 +452,8 @@ def _left_on_meta(model: torch.nn.Module) -> tuple[str, ...]:
     for module in model.modules():
         if isinstance(module, ProductModule):
             module.place_states()
-    return tuple(name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta)
+    inner = unwrapped(model)
+    return tuple(plain_name(name) for name, t in (*inner.named_parameters(), *inner.named_buffers()) if t.is_meta)
 
 
 def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[str]) -> Record:

@@ -126,7 +126,9 @@ class Layout:
     input scale; "none" if the input stays in high precision. input_divides: the stored scale divides the input's
     codes. parameter: what follows the stem in the name of the weight as a parameter of a module. transposed: the file
     has [E, K, N] instead of [E, N, K]. stacked: the file has all experts in one tensor. alternating: the file has rows
-    of gate and up in turn, and the weight all rows of the gate first.
+    of gate and up in turn, and the weight all rows of the gate first. multiples: the tools that read the dialect refuse
+    or misread a weight whose rows and columns are no multiples of these, because they have no shorter last block.
+    or_less: they read one that has fewer.
     """
 
     name: str
@@ -139,6 +141,8 @@ class Layout:
     transposed: bool = False
     stacked: bool = False
     alternating: bool = False
+    multiples: tuple[int, int] = (1, 1)
+    or_less: bool = False
 
     def part(self, role: str) -> Part | None:
         return next((part for part in self.parts if part.role == role), None)
@@ -157,6 +161,14 @@ class Layout:
     def needs_scale(self) -> bool:
         """Whether a layer without one is incomplete."""
         return any(part.place == "input_scale" and not part.optional for part in self.parts)
+
+    def misfit(self, shape: Shape) -> str:
+        """Why the tools that read the dialect do not read a weight of that shape, in words; "" if they do."""
+        sizes = [*zip(("rows", "columns"), shape[-2:], self.multiples, strict=True)]
+        if all(size % of == 0 or (self.or_less and size < of) for _, size, of in sizes):
+            return ""
+        needed = [f"{what} in multiples of {of}{' or less' * self.or_less}" for what, _, of in sizes if of > 1]
+        return f"tools that read {self.name} need {' and '.join(needed)}, got a weight of {list(shape)}"
 
     def logical(self, data: Shape) -> Shape:
         """The shape of the weight, from the shape of its codes in the file."""
@@ -346,12 +358,18 @@ def to_file(value: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, name:
 def write_group(name: str, stored: StoredWeight, layout: Layout, dialect: str) -> dict[str, torch.Tensor]:
     """The tensors of a layer by their names in the file; name: of the weight as a parameter. A layer that was read
     under the same layout gets the same names, dtypes and shapes as in that file. Raises CheckpointError for codes of
-    another spec."""
+    another spec, and for a shape that tools do not read."""
     weight, origin = stored.weight, stored.origin
     if weight.spec_text != TensorProto((1, 1), weight.dtype, layout.spec).spec.text:
         raise CheckpointError(
             f"{layout.name} of {dialect} stores {layout.spec}, got a weight of {weight.spec_text}",
             "choose another layout or dialect, or quantize the weight again",
+            tensor=name,
+        )
+    if rule := layout.misfit(weight.shape):
+        raise CheckpointError(
+            f"{dialect}: {rule}",
+            'leave the layer in high precision (filter=), or choose another dialect ("quire" has every shape)',
             tensor=name,
         )
     same = (origin.dialect, origin.layout) == (dialect, layout.name)

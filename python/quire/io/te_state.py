@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.checks import check_type, describe
+from quire.conversion.refit import own_names, plain_name, unwrapped
 from quire.delayed import DelayedState
 from quire.io.container import CheckpointError
 from quire.io.te_file import Inert, load_file, loads
@@ -51,7 +52,7 @@ def te_states(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> dict[str
     """The states of all layers of a model, for quire.set_delayed_state(model, ...).
 
     Args:
-        model: the model of quire whose layers get the states.
+        model: the model of quire whose layers get the states. torch.compile or DistributedDataParallel may wrap it.
         state_dict: of the same model in TransformerEngine. Only its entries `NAME._extra_state` are read.
 
     Returns:
@@ -64,24 +65,23 @@ def te_states(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> dict[str
     """
     check_type("te_states", torch.nn.Module, model=model)
     check_type("te_states", Mapping, state_dict=state_dict)
-    states, layers = {}, {}
-    for prefix, module in model.named_modules():
-        own = {name: value for name, value in vars(module).items() if isinstance(value, DelayedState)}
-        if own:
-            layers[f"{prefix}.{_SUFFIX}" if prefix else _SUFFIX] = prefix, own
-    for name, payload in state_dict.items():
+    for name in state_dict:
         check_type("te_states", str, **{"a key of state_dict": name})
+    layers = _layers(model)
+    names = [*layers, *(name for name, _ in unwrapped(model).named_parameters())]
+    plain, states = own_names([*state_dict], names), {}
+    for name, payload in state_dict.items():
         if not (name == _SUFFIX or name.endswith(f".{_SUFFIX}")) or payload is None:
             continue
         found = _read(payload)
         if found is None:
             continue
-        if name not in layers:
+        if plain[name] not in layers:
             raise ValueError(
                 f"te_states: {name!r} has a state of delayed scaling, and the model has no such layer; its layers are "
                 f"{', '.join(repr(prefix) for prefix, _ in layers.values()) or 'none'}"
             )
-        prefix, own = layers[name]
+        prefix, own = layers[plain[name]]
         for (attribute, state), value in zip(own.items(), _slots_in_order(found, len(own)), strict=True):
             slots = len(value["scale_fwd"])
             if slots != _SLOTS["fwd"] * state.groups:
@@ -92,6 +92,19 @@ def te_states(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> dict[str
                 )
             states[f"{prefix}.{attribute}" if prefix else attribute] = value
     return states
+
+
+def _layers(model: torch.nn.Module) -> dict[str, tuple[str, dict[str, DelayedState]]]:
+    """Name of the entry of a layer, without the names of what wraps the model or its modules -> the layer's name, for
+    quire.set_delayed_state, and its states."""
+    inner, found = unwrapped(model), {}
+    outer = next(f"{prefix}." for prefix, module in model.named_modules() if module is inner)
+    for prefix, module in model.named_modules():
+        own = {name: value for name, value in vars(module).items() if isinstance(value, DelayedState)}
+        if own:
+            path = plain_name(f"{prefix}.".removeprefix(outer).rstrip("."))
+            found[f"{path}.{_SUFFIX}" if path else _SUFFIX] = prefix, own
+    return found
 
 
 def _read(payload: Payload) -> dict[str, Any] | None:

@@ -124,7 +124,7 @@ def write(
     """Writes layers and tensors as a checkpoint of a dialect, one entry at a time.
 
     Args:
-        path: a folder.
+        path: a folder, also for a single file: its name is model.safetensors.
         tensors: name of a parameter -> StoredWeight or plain tensor, such as the result of read(). An entry that was
             read from the same dialect is written with the same names, dtypes, shapes and bytes.
         dialect: its name; None if nothing is quantized.
@@ -142,13 +142,14 @@ def write(
         CheckpointError: before anything is written, or after the parts written so far were removed: if the dialect
             cannot store a layer, if the folder has a checkpoint and overwrite is False, for a tensor on the meta device
             or of a dtype that safetensors does not have, and for a name that files use for something else.
-        ValueError: for another max_shard_size, and for a file of config outside the folder.
+        ValueError: for another max_shard_size, for a file of config outside the folder, and for a path that is the name
+            of a file of weights.
         TypeError: for arguments of a wrong type, a tensor that is not dense, and a config that is not JSON.
     """
     check_type("quire.io.write", Mapping, tensors=tensors)
     check_type("quire.io.write", str | Path, path=path)
     check_type_or_none("quire.io.write", str, dialect=dialect)
-    options = written_as("quire.io.write", exact, max_shard_size, overwrite)
+    options = written_as("quire.io.write", path, exact, max_shard_size, overwrite)
     for name in tensors:
         check_type("quire.io.write", str, **{"a key of tensors": name})
     _check_config(config)
@@ -165,9 +166,21 @@ def write(
     return write_planned(Path(path), tensors, chosen, base=base, unchanged=unchanged, **options)
 
 
-def written_as(what: str, exact: object, max_shard_size: object, overwrite: object) -> dict[str, Any]:
-    """The arguments of write_planned() that all calls have. Raises TypeError or ValueError for wrong ones."""
+#: How names of files of weights end.
+_OF_WEIGHTS = (".safetensors", ".gguf", ".pt", ".pth", ".bin")
+
+
+def written_as(
+    what: str, folder: str | Path, exact: object, max_shard_size: object, overwrite: object
+) -> dict[str, Any]:
+    """The arguments of write_planned() that all calls have. Raises TypeError or ValueError for wrong ones, and for a
+    folder with the name of a file."""
     check_type(what, bool, exact=exact, overwrite=overwrite)
+    if Path(folder).suffix.lower() in _OF_WEIGHTS:
+        raise ValueError(
+            f"{what}: the checkpoint is written into a folder, and {str(folder)!r} is the name of a file; pass a "
+            f"folder, such as {str(Path(folder).with_suffix(''))!r}, which gets the file model.safetensors"
+        )
     return {"exact": exact, "most": size_of(what, max_shard_size), "overwrite": overwrite}
 
 
@@ -214,7 +227,7 @@ def write_planned(
     """write() with given configurations. unchanged: the layout of each layer that `base` describes; `base` is written
     unchanged if the layers get these layouts. ...: it is written unchanged in any case. None: the dialect completes it.
     most: the bytes of a file. beside: a folder whose small files are copied."""
-    plan, meta, shapes, outlines = Plan(dialect, exact), {}, {}, {}
+    plan, meta, shapes, outlines = Plan(dialect, exact, notes=[*getattr(tensors, "notes", ())]), {}, {}, {}
     marked = getattr(dialect, "marks_files", False)
     for name in [name for name in tensors if marked or not OF_FILES.search(name)]:
         outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])

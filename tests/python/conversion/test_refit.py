@@ -3,6 +3,8 @@
 import copy
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -459,37 +461,72 @@ def test_an_exported_program_shares_the_memory_and_a_loaded_one_is_refitted_itse
     assert equal_bits(loaded(x), expected)
 
 
-def constants(model):
-    """Name of a constant of a package -> the tensor of the model (docs/inference.md)."""
-    found = {}
-    for name, value in model.state_dict().items():
-        owner, _, own = name.rpartition(".")
-        if isinstance(value, QuantizedTensor):
-            each = enumerate(value.buffers().values())
-            found |= {f"{owner}.parametrizations.{own}.original{i}": buffer for i, buffer in each}
-        else:
-            found[name] = value
-    return found
+class TiedInHighPrecision(torch.nn.Module):
+    """An embedding and a head of one weight, of which the head is not converted."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = torch.nn.Embedding(300, IN), torch.nn.Linear(IN, IN)
+        self.head = torch.nn.Linear(IN, 300)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.layer(self.embedding(ids)))
+
+
+#: The kind of a model, and its input.
+PACKAGED = {
+    "layers": (pair, torch.randn(5, IN)),
+    "a tied weight in high precision": (TiedInHighPrecision, torch.arange(5)),
+    "the model is the layer": (lambda: torch.nn.Linear(IN, 300), torch.randn(5, IN)),
+}
+
+
+def constants_of_the_page():
+    """The function of docs/inference.md: name of a constant of a package -> the tensor of the model."""
+    page = Path(__file__).parents[3] / "docs/inference.md"
+    (function,) = re.findall(r"^```py\n(def constants\(.*?)\n\n\n", page.read_text(), re.DOTALL | re.MULTILINE)
+    scope = {"quire": quire}
+    exec(compile(function, str(page), "exec"), scope)
+    return scope["constants"]
 
 
 @pytest.mark.slow
 @pytorch.aotinductor
-def test_a_package_whose_constants_are_the_models_sees_the_new_weights(equal_bits, tmp_path):
-    model, x, state = served(made(1, pair), "nvfp4"), torch.randn(5, IN), made(2, pair).state_dict()
+@pytest.mark.parametrize(("kind", "x"), PACKAGED.values(), ids=PACKAGED)
+def test_a_package_whose_constants_are_the_models_sees_the_new_weights(kind, x, equal_bits, tmp_path):
+    constants = constants_of_the_page()
+    options = {"filter": lambda module, name: name != "head"}
+    model, state = served(made(1, kind), "nvfp4", **options), made(2, kind).state_dict()
     program = torch.export.export(model, (x,))
-    options = {"always_keep_tensor_constants": True}  # else scales of one element are numbers in its code
     path = torch._inductor.aoti_compile_and_package(
-        program, package_path=str(tmp_path / "model.pt2"), inductor_configs=options
+        program,
+        package_path=str(tmp_path / "model.pt2"),
+        inductor_configs={"always_keep_tensor_constants": True},  # else scales of one element are numbers in its code
     )
     package = torch._inductor.aoti_load_package(path)
     old = package(x).clone()
     quire.refit(model, state)
     assert equal_bits(package(x), old)  # it has copies
-    assert constants(model).keys() == {*package.get_constant_fqns()}
-    package.load_constants(constants(model), check_full_update=True, user_managed=True)
+    assert constants(model, package).keys() == {*package.get_constant_fqns()}
+    package.load_constants(constants(model, package), check_full_update=True, user_managed=True)
     assert equal_bits(package(x), model(x))
-    quire.refit(model, made(3, pair).state_dict())
-    assert equal_bits(package(x), served(made(3, pair), "nvfp4")(x))
+    quire.refit(model, made(3, kind).state_dict())
+    assert equal_bits(package(x), served(made(3, kind), "nvfp4", **options)(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freezing", [False, True])
+def test_a_compiled_model_sees_the_new_weights_unless_inductor_freezes_it(freezing, equal_bits):
+    model, x = served(made(1, pair), "nvfp4"), torch.randn(5, IN)
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(freezing=freezing):
+        compiled = torch.compile(model)
+        compiled(x)
+        quire.refit(model, made(2, pair).state_dict())
+        assert equal_bits(compiled(x), model(x)) is not freezing
+        torch._dynamo.reset()
+        assert equal_bits(compiled(x), model(x))
 
 
 # ------------------------------------------------------------ weights in files, and of several ranks

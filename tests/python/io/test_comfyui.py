@@ -163,15 +163,6 @@ def test_what_marks_a_file_of_comfyui_is_not_in_files_of_others(kind, tmp_path):
     assert io.read(tmp_path / "b").dialect == "modelopt"
 
 
-@pytest.mark.parametrize(("recipe", "size"), [("x=none,w=nvfp4:global=mul", 16), ("mxfp8", 32)])
-def test_weights_that_comfyui_would_pad_are_not_written(recipe, size, tmp_path):
-    model = torch.nn.ModuleDict({"a": torch.nn.Linear(64, 3 * size + 8, bias=False)}).requires_grad_(False)
-    quire.quantize_model(model, recipe)
-    with pytest.raises(io.CheckpointError, match=f"multiples of {size} rows and columns") as caught:
-        io.save(model, tmp_path, dialect="comfyui")
-    assert caught.value.tensor == "a.weight" and not list(tmp_path.iterdir())
-
-
 def test_codes_of_old_files_need_their_scale(tmp_path):
     """ComfyUI takes a scale that is missing to be 1."""
     for number, mark in enumerate(("scaled_fp8", "model.diffusion_model.scaled_fp8")):

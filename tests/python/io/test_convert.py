@@ -202,6 +202,22 @@ def test_quantizing_again_is_only_done_when_asked(tmp_path):
         io.convert(source, tmp_path / "d", to="modelopt", requantize="mxfp4")
 
 
+@pytest.mark.parametrize(
+    "name", ["emb", "model.embed_tokens", "wte", "tok_embeddings", "bert.embeddings.word_embeddings"]
+)
+def test_a_quantized_weight_with_the_name_of_an_embedding_is_noted(name, tmp_path):
+    tensors = {f"{name}.weight": torch.randn(64, 64), "patch_embed.proj.weight": torch.randn(64, 64)}
+    io.write(tmp_path / "a", tensors, dialect=None)
+    options = {"to": "modelopt", "requantize": "mxfp8"}
+    report = io.convert(tmp_path / "a", tmp_path / "b", filter=lambda name: True, **options)
+    assert report.layers == 2 and len(report.notes) == 1
+    assert report.notes[0].startswith(f"{name}.weight: the name says embedding. quire.io.load refuses")
+    report = io.convert(tmp_path / "a", tmp_path / "c", filter=lambda name: "proj" in name, **options)
+    assert report.layers == 1 and report.notes == ()  # as the note says
+    report = io.convert(tmp_path / "b", tmp_path / "d", **options)  # which does not choose it
+    assert report.notes == ()
+
+
 def test_a_filter_chooses_entries(tmp_path):
     source = modelopt(tmp_path / "a", 0.5)
     io.convert(source, tmp_path / "b", to="modelopt", filter=lambda name: name.startswith("m.a"))

@@ -75,7 +75,7 @@ PAIRS = list(itertools.product(HOLD, DIALECTS))
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(64, 192), nn.Linear(192, 64, bias=False), nn.LayerNorm(64)
+        self.up, self.down, self.norm = nn.Linear(64, 256), nn.Linear(256, 64, bias=False), nn.LayerNorm(64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.down(torch.relu(self.up(x))))

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import struct
 
 import pytest
@@ -500,6 +501,27 @@ for name in ("exact", "overwrite"):
         TypeError,
         f"quire.io.write: {name} must be a bool, got 0",
     )
+
+
+@pytest.mark.parametrize("end", [".safetensors", ".gguf", ".pt", ".pth", ".bin", ".SAFETENSORS"])
+def test_a_folder_with_the_name_of_a_file_is_refused(end, tmp_path):
+    source = KINDS["modelopt NVFP4"]().write(tmp_path / "a")
+    calls = {
+        "save": lambda to: io.save(LINEAR, to),
+        "write": lambda to: io.write(str(to), io.read(source), dialect="modelopt", overwrite=True),
+        "convert": lambda to: io.convert(source, to, to="quire"),
+    }
+    for name, call in calls.items():
+        target = tmp_path / f"{name}.5{end}"
+        text = rf"quire.io.{name}: the checkpoint is written into a folder, and '.*\.5{end}' .*such as '(.*\.5)', which"
+        with pytest.raises(ValueError, match=text) as caught:
+            call(target)
+        assert not target.exists()
+        call(re.search(text, str(caught.value))[1])  # the remedy
+    target.mkdir()
+    with pytest.raises(ValueError, match="is the name of a file"):
+        io.save(LINEAR, target)
+    assert not list(target.iterdir())
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -115,6 +115,23 @@ def test_states_of_a_model(te):
         te_states(model, {"gone._extra_state": payload(state())})
 
 
+@pytest.mark.parametrize("wraps", ["model", "layer", "model as module"])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module."])
+def test_states_of_a_wrapped_model(wraps, prefix, te):
+    value = state()
+    model = torch.nn.ModuleDict({"plain": quire.Linear(32, 32), "other": torch.nn.Linear(32, 32)})
+    entries = {f"{prefix}plain._extra_state": payload(value), f"{prefix}other.weight": torch.zeros(32, 32)}
+    if wraps == "layer":
+        model["plain"] = torch.compile(model["plain"], backend="eager")
+    elif wraps == "model":
+        model = torch.compile(model, backend="eager")
+    else:
+        model = torch.nn.DataParallel(model)
+    quire.set_delayed_state(model, te_states(model, entries))
+    (found,) = quire.delayed_state(model).values()
+    assert torch.equal(found["scale_fwd"], value["scale_fwd"])
+
+
 @pytest.mark.parametrize(
     "change",
     [

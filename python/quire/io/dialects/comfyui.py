@@ -66,8 +66,10 @@ def _layouts() -> Iterator[Layout]:
         static = {NVFP4: STATIC_NVFP4, "mxfp8": "none"}.get(spec, f"{spec}:given")
         dynamic = "nvfp4" if spec == NVFP4 else spec
         measured = (_INPUT,) if static != "none" else ()
-        inputs = Layout(name, spec, (*parts, *measured, *_LAST), static, dynamic)
-        full = Layout(f"{name}:full", spec, (*parts, _UNUSED, *_LAST))
+        size = {NVFP4: 16, "mxfp8": 32}.get(spec, 1)
+        # ComfyUI pads weights of other sizes.
+        full = Layout(f"{name}:full", spec, (*parts, _UNUSED, *_LAST), multiples=(size, size))
+        inputs = dataclasses.replace(full, name=name, parts=(*parts, *measured, *_LAST), static=static, dynamic=dynamic)
         yield from (inputs, full)
         if spec.startswith("fp8_tensor"):
             for of in (inputs, full):
@@ -147,13 +149,6 @@ class ComfyUi(LayoutDialect):
         size, stem = _block(layout), name.removesuffix(".weight")
         found = super().write(name, stored, layout if size is None else _in_rows(layout))
         if size is not None:
-            if stored.shape[0] % size or stored.shape[1] % size:
-                raise CheckpointError(
-                    f"ComfyUI pads {layout.name} to multiples of {size} rows and columns, the weight has "
-                    f"{list(stored.shape)}",
-                    "leave the layer out (filter=), or choose another dialect",
-                    tensor=name,
-                )
             # quire writes the names that the layer had when it was read.
             data, scale = (_name_of(stored, role, stem + end) for role, end in (("data", ".weight"), _OF_SCALE))
             found[scale] = in_tiles(found[scale])
@@ -219,7 +214,8 @@ def _text(layout: Layout) -> dict[str, Any]:
 
 def _block(layout: Layout) -> int | None:
     """How many elements share one scale; None if the whole tensor does."""
-    return {NVFP4: 16, "mxfp8": 32}.get(layout.spec)
+    _, size = layout.multiples
+    return size if size > 1 else None
 
 
 def _in_rows(layout: Layout) -> Layout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.io.container import CheckpointError, Header
@@ -68,17 +69,24 @@ def _scale(dtypes: tuple, shape: Any) -> Part:
 def _layouts() -> Iterator[Layout]:
     of_nvfp4 = (_PACKED, _scale((E4M3,), blocks(16)), _GLOBAL)
     name = "nvfp4-pack-quantized:tensor_group"
-    yield Layout(
-        f"{name}:local", NVFP4, (*of_nvfp4, _GLOBAL_INPUT, *_LAST), STATIC_NVFP4, dynamic="nvfp4", input_divides=True
+    # The tool wants whole blocks of a row; of tiles it pads the last ones.
+    weights_only = Layout(f"{name}:none", NVFP4, (*of_nvfp4, *_LAST), multiples=(1, 16))
+    yield replace(
+        weights_only,
+        name=f"{name}:local",
+        parts=(*of_nvfp4, _GLOBAL_INPUT, *_LAST),
+        static=STATIC_NVFP4,
+        dynamic="nvfp4",
+        input_divides=True,
     )
-    yield Layout(f"{name}:none", NVFP4, (*of_nvfp4, *_LAST))
+    yield weights_only
     for spec, name, data in (
         ("mxfp4", "mxfp4-pack-quantized", _PACKED),
         ("mxfp8", "mxfp8-quantized", _CODES),
     ):
         parts = (data, _scale((BYTE, E8M0), blocks(32)), *_LAST)
-        yield Layout(f"{name}:group:group", spec, parts, dynamic=spec)
-        yield Layout(f"{name}:group:none", spec, parts)
+        yield Layout(f"{name}:group:group", spec, parts, dynamic=spec, multiples=(1, 32))
+        yield Layout(f"{name}:group:none", spec, parts, multiples=(1, 32))
     weights = {"tensor": ("fp8_tensor", one), "channel": ("fp8_row", channel), "block": ("fp8_block:128x128", tiles)}
     inputs = {"token": "fp8_row", "group": "fp8_block", "tensor": "fp8_tensor", "none": "none"}
     for name in ("float-quantized", "naive-quantized"):

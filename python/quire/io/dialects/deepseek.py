@@ -81,8 +81,12 @@ _TENSOR = _layout("fp8_tensor", "fp8_tensor", _SCALAR, dynamic="fp8_tensor")
 _STATIC = _layout(
     "fp8_tensor:static", "fp8_tensor", _SCALAR, _ACTIVATION, dynamic="fp8_tensor", static="fp8_tensor:given"
 )
-_MXFP8 = _layout("mxfp8", "mxfp8", _scale(BYTES, blocks(32)), dynamic="mxfp8")
-_MXFP4 = _layout("mxfp4", "mxfp4", _scale(BYTES, blocks(32)), dynamic="fp8_block:pow2")
+# Readers derive the size of a block from the counts of codes and scales. Tiles may be smaller at the edges: DeepSeek's
+# own kernels mask them, and DeepSeek-V3 has such weights.
+_MXFP8 = dataclasses.replace(_layout("mxfp8", "mxfp8", _scale(BYTES, blocks(32)), dynamic="mxfp8"), multiples=(1, 32))
+_MXFP4 = dataclasses.replace(
+    _layout("mxfp4", "mxfp4", _scale(BYTES, blocks(32)), dynamic="fp8_block:pow2"), multiples=(1, 32)
+)
 _BLOCKED = (_BLOCK, _POW2, _E8M0, _MXFP8, _MXFP4)
 LAYOUTS = (
     *_BLOCKED,

@@ -28,8 +28,8 @@ _PARTS = (
     Part("scale", "_scales", (BYTE, E8M0), blocks(32), "rowwise_scale"),
     Part("bias", "_bias", (), bias, "bias", optional=True),
 )
-_PLAIN = Layout("mxfp4", "mxfp4", _PARTS, parameter="", stacked=True)
-_GATED = dataclasses.replace(_PLAIN, name="mxfp4:gate_up", alternating=True)
+_PLAIN = Layout("mxfp4", "mxfp4", _PARTS, parameter="", stacked=True, multiples=(1, 32))
+_GATED = dataclasses.replace(_PLAIN, name="mxfp4:gate_up", alternating=True, multiples=(2, 32))
 _STEM = re.compile(r".*\.(gate_up_proj|down_proj)$")
 _NAME = re.compile(r"^(?P<stem>.*\.(?P<kind>gate_up_proj|down_proj))_(blocks|scales)$")
 
@@ -74,9 +74,9 @@ class GptOss(LayoutDialect):
 
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
         shape = tuple(stored.shape)
-        if not isinstance(stored.weight, QuantizedStack) or shape[-1] % 32 or (layout is _GATED and shape[1] % 2):
+        if not isinstance(stored.weight, QuantizedStack):
             raise CheckpointError(
-                f"{self.name} stores [E, N, K] with K a multiple of 32, an even N of gate and up; got {list(shape)}",
+                f"{self.name} stores all experts of a layer as [E, N, K], got {list(shape)}",
                 "stack the experts of a layer, or choose another dialect",
                 tensor=name,
             )

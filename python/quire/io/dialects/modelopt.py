@@ -8,6 +8,7 @@ The configuration is in hf_quant_config.json, in newer exports in config.json to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -72,14 +73,12 @@ def _experts(of: Layout) -> Layout:
         Part(p.role, suffixes.get(p.suffix, p.suffix.replace(".", "_")), p.dtypes, p.shapes, p.place, p.optional)
         for p in of.parts
     )
-    return Layout(
-        f"{of.name}:experts", of.spec, parts, of.static, of.dynamic, parameter="", transposed=True, stacked=True
-    )
+    return replace(of, name=f"{of.name}:experts", parts=parts, parameter="", transposed=True, stacked=True)
 
 
 def _nvfp4(name: str, *inputs: Part, static: str = "none", dynamic: str = "none") -> Layout:
     parts = _parts(BYTE, packed, _BLOCKS_OF_16, _GLOBAL, *inputs)
-    return Layout(name, NVFP4, parts, static=static, dynamic=dynamic)
+    return Layout(name, NVFP4, parts, static=static, dynamic=dynamic, multiples=(1, 16))
 
 
 def _fp8(name: str, spec: str, *others: Part, static: str = "none", dynamic: str = "none") -> Layout:
@@ -98,7 +97,8 @@ LAYOUTS: tuple[Layout, ...] = (
     _fp8("FP8:rows", "fp8_row", _scale((F32,), row), _INPUT, static=STATIC_FP8, dynamic="fp8_tensor"),
     _fp8("FP8_PER_CHANNEL_PER_TOKEN", "fp8_row", _scale((F32,), row), dynamic="fp8_row"),
     _fp8("FP8_PB_WO", "fp8_block:128x128", _scale((F32,), tiles)),
-    _fp8("MXFP8", "mxfp8", _scale((BYTE, E8M0), blocks(32)), dynamic="mxfp8"),
+    # ModelOpt's decoder pads a shorter last block, but its exporter refuses to write one.
+    replace(_fp8("MXFP8", "mxfp8", _scale((BYTE, E8M0), blocks(32)), dynamic="mxfp8"), multiples=(1, 32)),
 )
 _BY_NAME = {layout.name: layout for layout in LAYOUTS}
 #: Names of the weights of all experts in one tensor.

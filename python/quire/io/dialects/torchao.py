@@ -69,8 +69,12 @@ def column(shape: Shape) -> Sequence[Shape]:
     return [(*shape[:-1], 1), shape[:-1]]
 
 
-def _layout(name: str, spec: str, data: Part, scale: Part, *others: Part, dynamic: str = "none") -> Layout:
-    return Layout(name, spec, (data, scale, *others, _BIAS), dynamic=dynamic)
+def _layout(name: str, spec: str, data: Part, scale: Part, *others: Part) -> Layout:
+    # torchao has no shorter last block. It derives the size of tiles from the counts of codes and scales, and gives
+    # wrong values if the last tile is smaller.
+    family, parts = spec.split(":")[0], (data, scale, *others, _BIAS)
+    multiples = {"fp8_block": (128, 128), "mxfp8": (1, 32), "mxfp4": (1, 32), "nvfp4": (1, 16)}.get(family, (1, 1))
+    return Layout(name, spec, parts, multiples=multiples, or_less=family == "fp8_block")
 
 
 def _data(*dtypes: torch.dtype) -> Part:
