@@ -323,8 +323,8 @@ def test_loaded_weights_have_plain_order_and_decoded_ones_train_if_they_are_told
     model, other = (torch.nn.Sequential(torch.nn.Linear(256, 256)).eval() for _ in range(2))
     quire.convert(model, "nvfp4", for_inference=True, tokens=None)
     assert model[0].weight.spec_text.endswith(":interleaved")
-    io.save(model, tmp_path / "model.safetensors", dialect="quire")
-    io.load(other, tmp_path / "model.safetensors")
+    io.save(model, tmp_path / "model", dialect="quire")
+    io.load(other, tmp_path / "model")
     assert not other[0].weight.spec_text.endswith(":interleaved")
     with torch.no_grad():
         x = torch.randn(4, 256)
@@ -492,3 +492,97 @@ def test_a_mean_loses_all_gradients_in_the_first_step_of_delayed_scaling(page):
         (1e-2 * y).square().mean().backward()
         counts.append(int(model[0].weight.grad.count_nonzero()))
     assert counts[0] == counts[1] == 0 and counts[2] > 0.9 * model[0].weight.numel()
+
+
+class Embedded(torch.nn.Module):
+    """Its converted layer gets an input that needs a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = torch.nn.Embedding(16, 256), torch.nn.Linear(256, 256)
+
+    def forward(self, ids):
+        return self.layer(self.embedding(ids))
+
+
+def test_a_program_of_a_model_with_an_embedding_is_exported_and_called_without_gradients(page, tmp_path):
+    said = "also call it under `torch.no_grad()`, before and after it was saved and loaded"
+    assert says(page, "docs/inference.md", said)
+    assert says(page, "docs/serve-cpp.md", 'raises an error: "w is given without columnwise_data"')
+    model, ids = quire.convert(Embedded(), "mxfp8", for_inference=True, tokens=None), torch.arange(4)
+    with pytest.raises(RuntimeError, match="w is given without columnwise_data"):
+        torch.export.export(model, (ids,))
+    with torch.no_grad():
+        program, expected = torch.export.export(model, (ids,)), model(ids)
+    torch.export.save(program, tmp_path / "model.pt2")
+    for called in (program.module(), torch.export.load(tmp_path / "model.pt2").module()):
+        with torch.no_grad():
+            assert torch.equal(called(ids), expected)
+        with pytest.raises(RuntimeError, match="w is given without columnwise_data"):
+            called(ids)
+
+
+def test_a_state_dict_of_codes_is_stored_by_torch_and_not_by_safetensors(page, tmp_path):
+    error = "Attempted to access the data pointer on an invalid python storage"
+    assert says(page, "docs/inference.md", f'`safetensors.torch.save_file` cannot store it: its error is "{error}"')
+    state = quire.convert(torch.nn.Linear(256, 256), "mxfp8", for_inference=True, tokens=None).state_dict()
+    with pytest.raises(RuntimeError, match=error):
+        pytest.importorskip("safetensors.torch").save_file(state, tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "model.pt")
+    assert torch.equal(torch.load(tmp_path / "model.pt")["weight"].rowwise_data, state["weight"].rowwise_data)
+
+
+def test_a_refit_writes_weights_whose_codes_lie_beside_them_and_not_these_codes(page):
+    said = "the refit writes the high-precision weight of these layers, but not the codes beside it. Call"
+    assert says(page, "docs/inference.md", said)
+
+    def served(state=None):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+        model.load_state_dict(state or model.state_dict())
+        quire.convert(model, "mxfp8", lambda module, name: name == "0", for_inference=True, tokens=None)
+        return quire.quantize_weights(quire.convert(model, "mxfp8", lambda module, name: name == "1"), "mxfp8")
+
+    model, x = served(), torch.randn(3, 256)
+    new = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)).state_dict()
+    quire.refit(model, new)
+    assert torch.equal(model[1].weight, new["1.weight"])
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="its cached codes are stale"):
+            model(x)
+        assert torch.equal(quire.quantize_weights(model, "mxfp8")(x), served(new)(x))
+
+
+def test_which_recipes_of_an_autocast_train_adapters_on_converted_layers(page):
+    said = "Only a weight-only recipe with the same weight format works, such as `x=none,w=nvfp4` for layers of `nvfp4`"
+    assert says(page, "docs/lora.md", said)
+    layer = quire.convert(torch.nn.Linear(256, 256), "nvfp4", for_inference=True, tokens=None, gradients="input")
+    x = torch.randn(4, 256, requires_grad=True)
+    with quire.autocast(recipe="x=none,w=nvfp4"):
+        layer(x).sum().backward()
+    assert x.grad.any()
+    for recipe, error in {
+        "x=none,w=mxfp8": "Recipe mismatch for the weight.*leave quire.autocast",
+        "nvfp4": "the recipe of quire.autocast, NVFP4BlockScaling, replaces the recipe of this layer",
+        "mxfp8": "needs w with columnwise_data.*run the model outside of quire.autocast",
+    }.items():
+        with pytest.raises(RuntimeError, match=error), quire.autocast(recipe=recipe):
+            layer(x)
+
+
+def test_a_conversion_freezes_adapters_that_are_there_before_unless_a_filter_leaves_them(page):
+    assert says(page, "docs/lora.md", "The conversion also quantizes and freezes adapters that are there before")
+    assert says(page, "docs/lora.md", "do not require gradients, unless you or peft set it")
+
+    def trained(**options):
+        layers = {"layer": torch.nn.Linear(256, 512), "down": torch.nn.Linear(256, 256)}
+        model = torch.nn.ModuleDict({**layers, "up": torch.nn.Linear(256, 512), "small": torch.nn.Linear(256, 8)})
+        quire.convert(model, "nvfp4", for_inference=True, tokens=None, gradients="input", **options)
+        return model, {name.partition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+
+    model, names = trained()
+    assert names == {"small"}
+    assert trained(filter=lambda module, name: name not in ("down", "up"))[1] == {"down", "up", "small"}
+    model.requires_grad_(True)
+    model["layer"](torch.randn(3, 256)).sum().backward()
+    assert model["layer"].weight.grad.any() and model["layer"].bias.grad.any()

@@ -93,8 +93,8 @@ class ParameterReport:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """The changes that the last quire.convert made to a model. str() gives a table. The table has one line, with the
-    first name and the last, for all layers whose names differ only in numbers.
+    """The changes that the last quire.convert made to a model. str() gives a table. The table has one line for all
+    layers whose names differ only in numbers, with * for each number.
 
     Attributes:
         model: the class of the model.
@@ -158,7 +158,7 @@ def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None, mixe
     groups: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in sorted(layers, key=lambda layer: not layer.converted):
         groups.setdefault(_kind(layer, recipe, mixed), []).append(layer)
-    names = [_names([layer.names for layer in alike]) for alike in groups.values()]
+    names = [_name([layer.names for layer in alike]) for alike in groups.values()]
     width = max(map(len, names), default=0)
     for name, (_, *said), alike in zip(names, groups, groups.values(), strict=True):
         if len(alike) > 1:
@@ -195,10 +195,9 @@ def _pattern(names: tuple[str, ...]) -> str:
     return re.sub(r"\b\d+\b", "*", " = ".join(names))
 
 
-def _names(each: list[tuple[str, ...]]) -> str:
-    """The first and the last of names that differ in numbers."""
-    first, last = (" = ".join(names) or "(the model)" for names in (each[0], each[-1]))
-    return first if len(each) == 1 else f"{first} ... {last}"
+def _name(each: list[tuple[str, ...]]) -> str:
+    """One for names that differ in numbers."""
+    return (" = ".join(each[0]) if len(each) == 1 else _pattern(each[0])) or "(the model)"
 
 
 def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
@@ -208,7 +207,7 @@ def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
     groups: dict[tuple[str, tuple[int, ...], str], list[ParameterReport]] = {}
     for p in parameters:
         groups.setdefault((_pattern(p.names), p.shape, p.owner), []).append(p)
-    names = [_names([p.names for p in alike]) for alike in groups.values()]
+    names = [_name([p.names for p in alike]) for alike in groups.values()]
     width = max(map(len, names))
     for name, ((_, shape, owner), alike) in zip(names, groups.items(), strict=True):
         times = f" x {len(alike)}" if len(alike) > 1 else ""

@@ -43,7 +43,7 @@ def apply_amaxes(what: str, model: torch.nn.Module, amaxes: Mapping[str, float],
     if not names:
         raise ValueError(
             f"{what}: no layer of {type(model).__name__} has a recipe with a static scale of x; give it one, such as "
-            "quire.quantize_model(model, 'x=fp8_tensor:given,w=fp8_row,dy=mxfp8')"
+            "quire.convert(model, 'x=fp8_tensor:given,w=fp8_row,dy=mxfp8')"
         )
     specs = {layer: layer.recipe.input_spec for layer in names}
     scales = scales_of(what, names, specs, amaxes, missing)

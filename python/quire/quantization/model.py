@@ -54,7 +54,8 @@ def quantize_model(
         model: the model. It changes in place.
         recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every
             call. If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does.
-            Without batches the layers have no scale yet: quire.calibrate(...).apply(model) gives them one.
+            To give the layers a scale that was measured before, pass the recipe to quire.convert, and the model to
+            the report's apply().
         batches: for "gptq" and static scales, inputs of the model that are like its later inputs: tensors, tuples of
             arguments or dicts of named arguments. Some thousand tokens are sufficient for small models. The model runs
             as in quire.calibrate: in eval mode, and outside of every autocast.
@@ -77,8 +78,9 @@ def quantize_model(
         The model.
 
     Raises:
-        ValueError: if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
-            inputs that are not finite, for an unknown method, or for a number out of range.
+        ValueError: if there is nothing to quantize, if the method does not go with the recipe or with a layer, if
+            "gptq" or a static scale has no batches, for inputs that are not finite, for an unknown method, or for a
+            number out of range.
         TypeError: for arguments of a wrong type. The model is then unchanged.
         RuntimeError: if a Gram matrix has no Cholesky factor, because damping is too small for the batches. The model
             is then unchanged.
@@ -135,6 +137,12 @@ def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
         raise ValueError(f"quantize_model: method must be one of {', '.join(METHODS)}; got {method!r}")
     if batches is None and method == "gptq":
         raise ValueError("quantize_model: method='gptq' needs batches; pass inputs of the model")
+    if batches is None and found.static_input:
+        raise ValueError(
+            f"quantize_model: x has a static scale under {found.input_spec}, which is measured on batches, got None; "
+            "pass inputs of the model, or leave out the option 'given'. With a scale that was measured before, call "
+            "quire.convert(model, recipe, for_inference=True) and report.apply(model)"
+        )
     if batches is not None and method != "gptq" and not found.static_input:
         raise ValueError(
             f"quantize_model: method={method!r} reads no batches, and x has no static scale under the recipe; leave "
@@ -172,10 +180,10 @@ def _new(selection: Selection) -> list[torch.nn.Module]:
 
 
 def _scales(selection: Selection, batches: list[Batch], missing: str) -> dict[Matmul, torch.Tensor]:
-    """The static scales of the inputs of all chosen layers, measured on the unquantized model. None without batches, or
-    if the recipe has none."""
+    """The static scales of the inputs of all chosen layers, measured on the unquantized model; none if the recipe has
+    none."""
     recipe = selection.plan.recipe
-    if not batches or not recipe.static_input:
+    if not recipe.static_input:
         return {}
     _check_adopted(selection, "a static scale")
     what = "quantize_model"

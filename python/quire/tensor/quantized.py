@@ -157,9 +157,10 @@ class QuantizedTensor(DataTensors, torch.Tensor):
     def _parameter(cls, tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
         if type(tensor) is not cls:
             raise TypeError(
-                f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, which has no codes. "
-                f"{ON_DISK}. Load a checkpoint with values by load_state_dict(), or quantize them with "
-                "quire.quantize"
+                f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, which has no codes. If a "
+                "checkpoint has high-precision values for a weight that this model has quantized, load it before "
+                "quire.convert, or with quire.refit() or load_state_dict(), or quantize them with quire.quantize. "
+                f"{ON_DISK}"
             )
         return torch.nn.Parameter(tensor, requires_grad)
 

@@ -104,6 +104,49 @@ def test_forward_of_an_offloaded_model_has_the_bits_of_one_that_stayed(way, reci
     assert all(isinstance(layer.weight, torch.nn.Parameter) for layer in moved)
 
 
+def of_seed(seed):
+    """Layers in high precision, as large as quire.convert converts."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+
+
+def quantized(layers):
+    return quire.convert(layers, "mxfp8", for_inference=True, tokens=None)
+
+
+def test_values_of_a_checkpoint_for_quantized_weights_are_refused_with_the_ways_to_load_them(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    theirs, x = of_seed(1), torch.randn(3, 256)
+    safetensors.save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = quantized(of_seed(0))
+    with pytest.raises(TypeError, match=r"If a checkpoint has high-precision values .* load it before quire\.convert"):
+        accelerate.load_checkpoint_and_dispatch(ours, tmp_path, device_map={"": "cpu"})
+    before = accelerate.load_checkpoint_and_dispatch(of_seed(0), tmp_path, device_map={"": "cpu"})
+    accelerate.hooks.remove_hook_from_submodules(before)
+    ours = quantized(of_seed(0))
+    quire.refit(ours, str(tmp_path))
+    with torch.no_grad():
+        expected = quantized(theirs)(x)
+        assert torch.equal(quantized(before)(x), expected) and torch.equal(ours(x), expected)
+
+
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}], ids=str)
+def test_a_folder_of_quire_is_not_read_by_accelerate_which_only_logs(device_map, tmp_path, monkeypatch):
+    logged = []
+    monkeypatch.setattr(accelerate.utils.modeling.logger, "warning", logged.append)
+    theirs, ours, x = quantized(of_seed(1)), quantized(of_seed(0)), torch.randn(3, 256)
+    quire.io.save(theirs, tmp_path / "a", dialect="quire")
+    accelerate.load_checkpoint_and_dispatch(ours, tmp_path / "a", device_map=device_map)
+    assert any("0.weight.mxfp8:nan.rowwise_data" in line for line in logged)
+    old = quantized(of_seed(0))
+    assert all(torch.equal(stored(a.weight), stored(b.weight)) for a, b in zip(ours, old, strict=True))
+    loaded = of_seed(0)
+    quire.io.load(loaded, tmp_path / "a")
+    moved = accelerate.dispatch_model(loaded, {"0": "cpu", "1": "cpu"}, force_hooks=True)
+    with torch.no_grad():
+        assert torch.equal(moved(x), theirs(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_current", "fp8_block"])
 @pytest.mark.parametrize("way", FILES, ids=lambda way: way.__name__)

@@ -3,12 +3,14 @@
 import copy
 import subprocess
 import sys
+import typing
 
 import pytest
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 import torch  # noqa: E402
+from peft.tuners.lora import config as lora_configs  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
@@ -246,3 +248,130 @@ def test_saving_with_an_adapter_writes_the_adapter_only(loaded, tmp_path):
     loaded.save_pretrained(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
+
+
+#: Each value that peft lists for init_lora_weights; of one it lists a template.
+LISTED = [
+    each.replace("[number of iters]", "4")
+    for kind in typing.get_args(typing.get_type_hints(peft.LoraConfig)["init_lora_weights"])
+    for each in typing.get_args(kind)
+]
+#: Those that write W - BA into the weight. Of "orthogonal", BA is 0, and others only choose A and B. peft takes
+#: "lora_ga" too, which it does not list.
+WRITING = {"pissa", "pissa_niter_4", "corda", "olora", "loftq", "lora_ga"}
+OPTIONS = {
+    "eva": lambda: {"eva_config": lora_configs.EvaConfig()},
+    "corda": lambda: {"corda_config": lora_configs.CordaConfig()},
+    "loftq": lambda: {"loftq_config": lora_configs.LoftQConfig()},
+    "lora_ga": lambda: {"lora_ga_config": lora_configs.LoraGAConfig()},
+}
+
+
+def initialised(how, **options):
+    if how == "kasa":
+        return peft.LoraConfig(**LORA | options, kasa_config=lora_configs.KasaConfig())
+    return peft.LoraConfig(**LORA | options, init_lora_weights=how, **OPTIONS.get(how, dict)())
+
+
+def contents(model):
+    """Names and classes of modules, and every stored byte of the parameters."""
+    kinds = [(name, type(module)) for name, module in model.named_modules()]
+    stored = [
+        (name, part, tensor.clone())
+        for name, p in model.named_parameters()
+        for part, tensor in (p.buffers() if isinstance(p, quire.QuantizedTensor) else {"": p.detach()}).items()
+    ]
+    return kinds, stored
+
+
+def assert_same_contents(model, before):
+    kinds, stored = contents(model)
+    assert kinds == before[0] and len(stored) == len(before[1])
+    for (name, part, now), (*known, old) in zip(stored, before[1], strict=True):
+        assert [name, part] == known and torch.equal(now, old)
+
+
+def quantized_model(recipe="nvfp4", **options):
+    torch.manual_seed(0)
+    model = tiny.model_of("llama")
+    quire.convert(model, recipe, min_features=1, for_inference=True, tokens=None, gradients="input", **options)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer._peft_loraga_grad = torch.randn(layer.weight.shape)  # as preprocess_loraga
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", [*sorted(WRITING), "kasa"])
+def test_an_initialisation_that_writes_to_a_quantized_weight_is_refused_and_changes_nothing(how):
+    model = quantized_model()
+    before, attributes = contents(model), {*vars(model)}
+    message = r"the weight, and that of 'model\.layers\.0\.\S+' is quantized as nvfp4.*quire\.convert after it"
+    with pytest.raises(NotImplementedError, match=message):
+        peft.get_peft_model(model, initialised(how))
+    assert_same_contents(model, before)
+    assert {*vars(model)} == attributes
+    with pytest.raises(NotImplementedError, match=message):
+        model.add_adapter(initialised(how))  # of transformers
+    assert_same_contents(model, before)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**LORA))
+    before = contents(adapted)
+    with pytest.raises(NotImplementedError, match=message):
+        adapted.add_adapter("second", initialised(how))
+    assert_same_contents(adapted, before)
+    assert [*adapted.peft_config] == ["default"]
+
+
+@pytest.mark.parametrize("how", [True, False, *(each for each in LISTED if each not in WRITING)])
+def test_other_initialisations_leave_quantized_weights_as_they_are(how):
+    def codes(model):
+        return [q for q in model.parameters() if isinstance(q, quire.QuantizedTensor)]
+
+    model = quantized_model()
+    before = [q.detach().clone() for q in codes(model)]
+    adapted = peft.get_peft_model(model, initialised(how))
+    assert WRITING < {*LISTED, "lora_ga"} and len(before) == len(codes(adapted)) > 0
+    for old, now in zip(before, codes(adapted), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(old.buffers().values(), now.buffers().values(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_plain_weight_beside_quantized_ones_is_initialised_as_in_peft():
+    model = quantized_model(filter=lambda module, name: "q_proj" not in name)
+    adapted = peft.get_peft_model(model, initialised("pissa", target_modules=["q_proj"]))
+    layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    torch.manual_seed(0)
+    weight = tiny.model_of("llama").model.layers[0].self_attn.q_proj.weight
+    assert not torch.equal(layer.base_layer.weight, weight)
+    delta = layer.get_delta_weight("default")
+    size = weight.double().abs() + layer.scaling["default"] * (
+        layer.lora_B["default"].weight.double().abs() @ layer.lora_A["default"].weight.double().abs()
+    )
+    # Twice a sum of r products and a factor, which is subtracted, and is added here.
+    assert_rounded(layer.base_layer.weight + delta, weight.double(), size, 2 * (LORA["r"] + 2))
+    with pytest.raises(NotImplementedError, match="k_proj' is quantized"):
+        peft.get_peft_model(adapted.unload(), initialised("pissa", target_modules="all-linear"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_converted_after_such_an_initialisation_trains():
+    """The remedy of the error: the adapters are left in high precision, by a filter here."""
+    torch.manual_seed(0)
+    model = peft.get_peft_model(tiny.model_of("llama"), initialised("pissa"))
+    options = {"min_features": 1, "for_inference": True, "tokens": None, "gradients": "input"}
+    quire.convert(model, "mxfp8", filter=lambda module, name: ".lora_" not in name, **options)
+    layer = model.base_model.model.model.layers[0].self_attn.q_proj
+    assert isinstance(layer.base_layer.weight, quire.QuantizedTensor) and layer.lora_A["default"].weight.requires_grad
+    losses = trained_losses(model)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_whose_initialisation_is_repeated_when_it_is_loaded_is_refused(tmp_path):
+    torch.manual_seed(0)
+    peft.get_peft_model(tiny.model_of("llama"), initialised("olora")).save_pretrained(tmp_path)
+    model = quantized_model()
+    before = contents(model)
+    with pytest.raises(NotImplementedError, match="init_lora_weights='olora' initialises an adapter by a change"):
+        peft.PeftModel.from_pretrained(model, tmp_path)
+    assert_same_contents(model, before)

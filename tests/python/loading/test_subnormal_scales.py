@@ -58,7 +58,8 @@ def test_a_static_scale_of_a_small_amax_is_subnormal(flushing):
     report = quire.calibrate(model, [x], "x=fp8_tensor:given,w=fp8_row,dy=mxfp8")
     torch.set_flush_denormal(False)
     assert report.layers == quiet.layers and report.layers[0].amax == 2.0**-130
-    converted = quire.quantize_model(copy.deepcopy(model), "x=fp8_tensor:given,w=fp8_row,dy=mxfp8")
+    options = {"for_inference": True, "tokens": None, "min_features": 1}
+    converted = quire.convert(copy.deepcopy(model), "x=fp8_tensor:given,w=fp8_row,dy=mxfp8", **options)
     torch.set_flush_denormal(True)
     report.apply(converted)
     torch.set_flush_denormal(False)

@@ -294,6 +294,8 @@ def test_a_blocks_gptq_uses_the_static_scales(model, batches):
             "no amax was measured for 0.q, 0.k.*by filter=$",
         ),
         (lambda m, r: quire.quantize_model(m, "mxfp8", [torch.ones(2, 64)]), ValueError, "reads no batches"),
+        (lambda m, r: quire.quantize_model(m, FP8), ValueError, "x has a static scale under fp8_tensor.*pass inputs"),
+        (lambda m, r: quire.quantize_model(m, FP8, []), ValueError, "batch"),
         (
             lambda m, r: quire.quantize_model(m, FP8, [torch.ones(2, 64)], missing_input_scale=1),
             TypeError,
@@ -303,8 +305,12 @@ def test_a_blocks_gptq_uses_the_static_scales(model, batches):
 )
 def test_what_does_not_fit_is_refused(change, error, text, model, batches):
     report = quire.calibrate(model, batches, FP8)
+    before, kind = copy.deepcopy(model.state_dict()), type(model.q)
     with pytest.raises(error, match=text):
         change(model, report)
+    if "convert" not in change.__code__.co_names:
+        assert type(model.q) is kind
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_scale_that_nobody_gave_is_not_written(model, tmp_path):
