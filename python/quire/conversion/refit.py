@@ -3,6 +3,7 @@ that somebody gives belong to which tensor, whether they fit, and how they are w
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -412,6 +413,7 @@ def _check(
         if is_dtensor(value) and value.device_mesh not in meshes:
             meshes.append(value.device_mesh)
     problems += [f"{_some([*keys])}: {'each ' * (len(keys) > 1)}{why}" for why, keys in of_values.items()]
+    problems += _shared(found.writes, weights)
     problems += [
         f"{name} is tied in the model, and its names {', '.join(keys)} have different values"
         for name, keys in found.twice.items()
@@ -431,6 +433,30 @@ _REMEDY = (
     "Pass the state dict of the unconverted model; for a weight that PyTorch computes (weight_norm, prune), its value: "
     "{name: layer.weight}. Or pass strict=False, which writes what both have"
 )
+
+
+def _shared(writes: Sequence[Write], weights: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """What is wrong with values that lie in the memory of other tensors that are written."""
+    spans = ((*span, write) for write in writes for span in _spans(write.target))
+    targets = sorted(spans, key=lambda target: target[0])
+    for write in writes:
+        for start, end in _spans(weights[write.key]):
+            for _, behind, other in reversed(targets[: bisect.bisect_left(targets, (end,))]):
+                if behind <= start:
+                    break
+                if other.key != write.key:
+                    yield f"{write.key} is in the memory of the model's {other.name}, which is written; pass a clone"
+
+
+def _spans(t: object) -> Iterator[tuple[int, int]]:
+    """The addresses of a tensor's first byte and of that behind its last one, of codes those of each buffer."""
+    for part in t.buffers().values() if isinstance(t, QuantizedTensor) else (t,):
+        own = local(part) if isinstance(part, torch.Tensor) else None
+        if type(own) not in (torch.Tensor, torch.nn.Parameter) or own.is_meta or own.is_nested or not own.numel():
+            continue
+        if own.layout == torch.strided:
+            last = sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
+            yield own.data_ptr(), own.data_ptr() + (last + 1) * own.itemsize
 
 
 def _wrong_names(found: Match) -> list[str]:

@@ -45,6 +45,10 @@ def pair():
     return torch.nn.Sequential(torch.nn.Linear(IN, 300), torch.nn.Linear(300, IN, bias=False))
 
 
+def square():
+    return torch.nn.Sequential(torch.nn.Linear(IN, IN), torch.nn.Linear(IN, IN))
+
+
 def made(seed, kind=Layers):
     torch.manual_seed(seed)
     return kind()
@@ -339,6 +343,13 @@ def test_wrong_arguments_are_refused():
     expanded.small.bias = torch.nn.Parameter(torch.zeros(1).expand(3))
     with pytest.raises(ValueError, match=r"elements of small.bias share memory \(strides \(0,\)\)"):
         quire.refit(expanded, made(2).state_dict())
+    exchanged, new = served(made(1, square), "mxfp8"), made(2, square).state_dict()
+    for name in ("bias", "weight"):
+        words = f"1.{name} is in the memory of the model's 0.{name}, which is written; pass a clone"
+        with pytest.raises(ValueError, match=words):
+            quire.refit(exchanged, new | {f"1.{name}": exchanged[0].state_dict()[name]})
+    quire.refit(exchanged, new | {"1.bias": exchanged[0].bias.clone()})
+    quire.refit(exchanged, exchanged.state_dict())  # each in its own place
     program = torch.export.export(served(made(1, pair), "mxfp8"), (torch.ones(4, IN),)).run_decompositions()
     with pytest.raises(ValueError, match="this graph has no quantized weights, as a program after run_decompositions"):
         quire.refit(program.module(), made(2, pair).state_dict())
