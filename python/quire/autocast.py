@@ -247,8 +247,8 @@ class autocast:
 
     With activation checkpointing use quire.checkpoint. PyTorch's own checkpoint recomputes under the recipe that is
     active during backward. So with it, call backward inside the autocast; elsewhere a layer that would compute another
-    forward pass raises torch.utils.checkpoint.CheckpointError. (On a device it cannot recompute a function that is
-    compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
+    forward pass raises torch.utils.checkpoint.CheckpointError. (On an accelerator PyTorch's checkpoint cannot
+    recompute a function that is compiled with fullgraph=True: it raises torch._dynamo.exc.Unsupported.)
 
     Args:
         enabled: False makes layers compute in high precision, also inside an enabled autocast.

@@ -291,9 +291,8 @@ def _shapes(args: tuple) -> list[str]:
 def explain(function: Callable, *args: object, verbose: bool | None = None, **kwargs: object) -> Explanation:
     """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
-    The backward pass does not run within torch.no_grad, and not for results without gradients: results of a model with
-    a layer that gives its input no gradient (converted for inference without gradients="input"), and of runners
-    (quire.runners).
+    Within torch.no_grad only the forward pass runs. The same holds for models that were converted for inference without
+    gradients="input", and for runners (quire.runners).
 
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
     torch's random state. No gradient is accumulated. Python attributes that the function sets keep their new values,

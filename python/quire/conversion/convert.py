@@ -147,10 +147,12 @@ def convert(
             converted without timing, which needs the least memory.
         gradients: what a backward pass computes; used only with for_inference, with which no weight is trained. To
             train the weights, convert without for_inference. A training loop of a model converted for inference ends
-            with PyTorch's error "element 0 of tensors does not require grad". None: nothing, a backward pass raises an
-            error under most recipes. "input": the gradient of each layer's input, in high precision, from the decoded
-            weight. Low-rank adapters (LoRA) and other trained parts of the model need it. The bits of the forward pass
-            and the state dict do not change. The recipe of the layers then ends with `backward=dequantized`.
+            with PyTorch's error "element 0 of tensors does not require grad". None: nothing. Under most recipes the
+            forward pass of a converted layer then raises an error if its input needs a gradient, as it does behind an
+            embedding or a norm that requires gradients: call the model within torch.no_grad. "input": the gradient of
+            each layer's input, in high precision, from the decoded weight. Low-rank adapters (LoRA) and other trained
+            parts of the model need it. The bits of the forward pass and the state dict do not change. The recipe of the
+            layers then ends with `backward=dequantized`.
 
     Returns:
         The model.

@@ -11,7 +11,11 @@ from quire.conversion.inference import inference_recipe
 from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
 from quire.conversion.report import Reason, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
+from quire.distributed.fully_sharded import MasterShard, fsdp_groups
+from quire.distributed.placements import is_dtensor
 from quire.nn.linear import Linear
+from quire.nn.product_module import ProductModule
+from quire.nn.stacked_experts import is_experts
 from quire.recipe import Recipe, as_recipe, from_name, names
 from quire.tensor import DTYPES, QuantizedTensor
 
@@ -152,11 +156,11 @@ def recommend(
     inputs, and recommends one of the recipes.
 
     One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
-    large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a
-    layer cannot have it as its own recipe. Accuracy is not measured. Of recipes whose times differ by less than 5 %,
-    which is noise, the one with the more accurate formats is recommended: 8 bits before 4, NVFP4 before MXFP4. The
-    comparison is with the model as it is: pass it in the dtype that you will use, and within the torch.autocast that it
-    will run within. A quire.autocast around the call has no effect.
+    large layers and many rows take longer. Delayed scaling is not timed, because a layer cannot have it as its own
+    recipe. It can take longer than fp8_current, above all in small layers. Accuracy is not measured. Of recipes whose
+    times differ by less than 5 %, which is noise, the one with the more accurate formats is recommended: 8 bits before
+    4, NVFP4 before MXFP4. The comparison is with the model as it is: pass it in the dtype that you will use, and within
+    the torch.autocast that it will run within. A quire.autocast around the call has no effect.
 
     Args:
         model: the model. It does not change.
@@ -171,8 +175,9 @@ def recommend(
         A Recommendation. str() gives a table.
 
     Raises:
-        ValueError: if the model has no layer that can be converted and timed, for tokens below 1, an unknown goal, and
-            recipes that cannot be timed: delayed scaling, and static scales of x.
+        ValueError: if the model has no layer that can be converted and timed, for weights that are sharded over ranks,
+            for tokens below 1, an unknown goal, and recipes that cannot be timed: delayed scaling, and static scales of
+            x.
         TypeError: for arguments of a wrong type.
     """
     check_type("recommend", torch.nn.Module, model=model)
@@ -190,13 +195,7 @@ def recommend(
             f"recommend: goal must be one of {', '.join(map(repr, GOALS))}, got {goal!r}{near(goal, GOALS)}"
         )
     by_name = {name: from_name(name) for name in names(delayed=False)} | _own(recipes)
-    with steady_weights(model):
-        layers = [layer for layer in model.modules() if _timed(layer, min_features)]
-    if not layers:
-        raise ValueError(
-            f"recommend: {type(model).__name__} has no torch.nn.Linear with at least {min_features} inputs and outputs "
-            "and values in float32, float16 or bfloat16; " + _remedy(model)
-        )
+    layers = _layers(model, min_features)
     training = goal == "training"
     timed = [it if training else inference_recipe(it) for it in by_name.values()]
     with steady_weights(model):
@@ -222,18 +221,57 @@ def recommend(
     )
 
 
+def _layers(model: torch.nn.Module, min_features: int) -> list[torch.nn.Module]:
+    """Those that are timed. Raises ValueError if there is none, and for sharded ones: what is left would say nothing of
+    the model."""
+    sharded = [name or "the model itself" for name, layer in model.named_modules() if _is_sharded(layer)]
+    if sharded:
+        raise ValueError(
+            f"recommend: weights of {type(model).__name__} are sharded over ranks, and only whole layers are timed; "
+            f"sharded are {', '.join(sharded[:3])}{', ...' if sharded[3:] else ''}; call recommend before fully_shard, "
+            "gather_codes, shard_weights or parallelize_module"
+        )
+    with steady_weights(model):
+        layers = [layer for layer in model.modules() if _timed(layer, min_features)]
+    if not layers:
+        raise ValueError(
+            f"recommend: {type(model).__name__} has no torch.nn.Linear with at least {min_features} inputs and outputs "
+            "and values in float32, float16 or bfloat16; " + _remedy(model)
+        )
+    return layers
+
+
+def _is_sharded(layer: torch.nn.Module) -> bool:
+    """Whether it is a linear layer of which this rank has a part, or that fully_shard has given another class."""
+    if not isinstance(layer, torch.nn.Linear):
+        return False
+    weight = layer._parameters.get("weight")
+    return is_dtensor(weight) or isinstance(weight, MasterShard) or bool(fsdp_groups(layer))
+
+
 def _remedy(model: torch.nn.Module) -> str:
     """For a model without a layer that can be timed."""
-    if any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters()):
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    if linear and any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters()):
         return (
             "its weights are quantized; pass the model as it was before, or call quire.dequantize_weights(model) first"
         )
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if linear and any(parameter.is_meta for parameter in model.parameters()):
         return (
             "its weights are on the meta device, where no time can be measured; load them first, or time any values: "
             "model.to_empty(device='cpu')"
         )
+    if others := sorted({type(module).__name__ for module in model.modules() if _has_no_row(module)}):
+        return (
+            f"experts are not timed, nor layers with a norm, here {' and '.join(others)}; time a linear layer of the "
+            "same sizes: quire.recommend(torch.nn.Linear(in_features, out_features), tokens)"
+        )
     return "pass a model that has, or another min_features"
+
+
+def _has_no_row(module: torch.nn.Module) -> bool:
+    """Whether quire.convert can convert it, and it is no linear layer."""
+    return is_experts(module) or (isinstance(module, ProductModule) and not isinstance(module, Linear))
 
 
 def _autocast_of(device: str) -> torch.dtype | None:

@@ -84,8 +84,8 @@ def cache(
 
 def quantize_weights(
     model: torch.nn.Module, recipe: Recipe | str | None = None, optimizer: torch.optim.Optimizer | None = None
-) -> None:
-    """Quantizes the weights of the model's layers and keeps the codes for all later forward passes.
+) -> torch.nn.Module:
+    """Quantizes the weights of the model's layers, keeps the codes for all later forward passes, and returns the model.
 
     The codes are stored in the order that matmuls of few tokens read fastest: interleaved (numerics.md 2.4), and on
     CUDA devices plain.
@@ -101,6 +101,9 @@ def quantize_weights(
             quire.recipe.default(). Under a recipe with another spec for w the codes are not used.
         optimizer: after each of its steps the weights are quantized again. Without an optimizer, call this function
             again after each change of the weights.
+
+    Returns:
+        The model.
 
     Raises:
         ValueError: if the model has no layers of quire.
@@ -138,6 +141,7 @@ def quantize_weights(
         if model in hooks:
             hooks[model].remove()
         hooks[model] = optimizer.register_step_post_hook(quantize)
+    return model
 
 
 def _check_whole(module: ProductModule, product: str) -> None:

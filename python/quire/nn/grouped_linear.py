@@ -66,8 +66,8 @@ class GroupedLinear(ProductModule):
         RuntimeError: as for quire.Linear.
 
     Shape:
-        - x: [T, in_features], the tokens of the first group, then those of the second one, and so on.
-        - y: [T, out_features].
+        - x: `[*, in_features]`. Its rows are the tokens of the first group, then those of the second one, and so on.
+        - y: `[*, out_features]`.
 
     Examples:
         >>> layer = quire.GroupedLinear(2, 64, 96)
@@ -161,12 +161,12 @@ class GroupedLinear(ProductModule):
         return range(self.num_gemms) if self.expert_group is None else self.expert_group.own()
 
     def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        """Name -> parameter: one for each group, or one for all groups. read: as for parameter()."""
-        return {name: self.parameter(name, read) for name in self.weight_names}
+        """Name -> parameter: one for each group, or one for all groups. read: as for ProductModule.weights()."""
+        return {name: self.parameter(name) if read is None else read[name] for name in self.weight_names}
 
     def biases(self, product: str = "", read: Read | None = None) -> list[torch.Tensor]:
-        """One for each group, or one for all groups, or none. read: as for parameter()."""
-        return [self.parameter(name, read) for name in self.bias_names]
+        """One for each group, or one for all groups, or none. read: as for weights()."""
+        return [self.parameter(name) if read is None else read[name] for name in self.bias_names]
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0. A
@@ -339,10 +339,11 @@ class GroupedLinear(ProductModule):
                 raise NotImplementedError(
                     "quire.GroupedLinear, sharded over ranks: out and dgrad_out are not available; copy the result"
                 )
-            biases, ends = product.biases(), offsets_of(m_splits, x, self.groups)
-            y = product.run(x, [] if self.return_bias else biases, ends)
+            ends = offsets_of(m_splits, x, self.groups)
+            y = product.run(x, ends, bias=not self.return_bias)
             product.commit()
             y = y if out is None else in_memory(y, out, ends)
+            biases = self.biases("", product.call.read)
             return (y, biases[0] if self.bias_names == ("bias",) else biases) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)
@@ -402,8 +403,8 @@ def _check_parallel(parallel: Parallel | None, stacked_twice: bool, stacked_bias
         )
     if stacked_twice or stacked_bias:
         raise NotImplementedError(
-            "quire.GroupedLinear: one parameter for all groups does not go with parallel where it is a bias, or the "
-            "groups are sharded too; leave single_grouped_weight and single_grouped_bias out"
+            "quire.GroupedLinear: with parallel, single_grouped_weight does not go with an ep_group, nor "
+            "single_grouped_bias with bias=True; leave single_grouped_weight and single_grouped_bias out"
         )
 
 

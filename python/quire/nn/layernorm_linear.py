@@ -53,7 +53,7 @@ def normalised(
     module: ProductModule, x: torch.Tensor | QuantizedActivation, product: Product, keep: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """norm() with the module's parameters, for the matmul behind it. A quantized x is decoded. keep: the result itself
-    is needed too."""
+    is needed too. Raises RuntimeError for an x with other features than those of the norm."""
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         x = x.dequantize()
     weight, bias = product.call.part(module.layer_norm_weight), product.call.part(module.layer_norm_bias)
@@ -62,7 +62,15 @@ def normalised(
     def normalise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple:
         return norm(x, weight, bias, module.normalization, product.call.dtype, **options)
 
-    return product.exchange.of_tokens(normalise, x, weight, bias)
+    try:
+        return product.exchange.of_tokens(normalise, x, weight, bias)
+    except RuntimeError:  # looking at the sizes before would take time in every call
+        if x.is_nested or x.shape[-1:] == weight.shape:
+            raise
+        raise RuntimeError(
+            f"quire.{type(module).__name__}: x must be [..., {weight.shape[0]}], got {[*x.shape]}; the norm of "
+            f"the layer has {weight.shape[0]} features"
+        ) from None
 
 
 class LayerNormLinear(ProductModule):
@@ -198,7 +206,7 @@ class LayerNormLinear(ProductModule):
             call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             product, keep = Product(self, "", call), self.return_layernorm_output
             normed, buffers = normalised(self, call.take(x), product, keep)
-            y = product.output(product.run(normed, [] if self.return_bias else product.biases(), x_buffers=buffers))
+            y = product.output(product.run(normed, x_buffers=buffers, bias=not self.return_bias))
             product.commit()
             y, normed = call.give(y, x), call.give_normed(normed, x)
             extra = ((product.returned_bias(),) if self.return_bias else ()) + ((normed,) if keep else ())

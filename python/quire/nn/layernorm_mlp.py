@@ -184,9 +184,9 @@ class LayerNormMLP(ProductModule):
 
             def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
                 normed, buffers = normalised(self, x, fc1, self.return_layernorm_output)
-                h = fc1.run(normed, fc1.biases(), x_buffers=buffers)
+                h = fc1.run(normed, x_buffers=buffers)
                 activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
-                return fc2.run(activated, [] if self.return_bias else fc2.biases(), x_buffers=buffers), normed
+                return fc2.run(activated, x_buffers=buffers, bias=not self.return_bias), normed
 
             if self.checkpoint and torch.is_grad_enabled():
                 y, normed = recompute(compute, call.take(x), preserve_rng_state=False)

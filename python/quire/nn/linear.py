@@ -34,14 +34,14 @@ def applied_sharding(layer: torch.nn.Linear) -> Parallel | None:
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
 # that checkpoints go both ways and code that looks for nn.Linear (parallel styles, initialisation) finds it.
 class Linear(ProductModule, torch.nn.Linear):
-    """y = x w^T + bias. The active recipe determines the quantization (quire.autocast). Without a recipe the layer
-    computes exactly what torch.nn.Linear computes (with fuse_wgrad_accumulation or delay_wgrad_compute, up to the last
-    bits of the bias's gradient).
+    """y = x w^T + bias. The active recipe determines the quantization (quire.autocast). Without a recipe, and outside
+    of quire.batch_invariant, the layer computes exactly what torch.nn.Linear computes (with fuse_wgrad_accumulation or
+    delay_wgrad_compute, up to the last bits of the bias's gradient).
 
     The parameters are weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`;
     None: torch's default). After the same torch.manual_seed they have the same initial values as in torch.nn.Linear.
-    The state_dict holds nothing else but input_scale under a recipe
-    with a static scale. Within quire.quantized_model_init the weight is quantized.
+    The state_dict holds weight and bias, and input_scale if the recipe has a static scale. Within
+    quire.quantized_model_init the weight is quantized.
 
     Args:
         in_features: the number of features of x.
@@ -204,7 +204,7 @@ class Linear(ProductModule, torch.nn.Linear):
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
             call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             product = Product(self, "", call)
-            y = product.output(product.run(call.take(x), [] if self.return_bias else product.biases()))
+            y = product.output(product.run(call.take(x), bias=not self.return_bias))
             product.commit()
             y = call.give(y, x)
             return (y, product.returned_bias()) if self.return_bias else y

@@ -353,6 +353,7 @@ class MoE(ShownName, Float32Buffers):
             self.register_buffer("expert_bias", None)
         options = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
         single = {"single_grouped_weight": single_grouped_weight, "single_grouped_bias": single_grouped_weight}
+        _check_stacked(single_grouped_weight and tp_group is not None, bias, ep_group is not None)
         each = options | single | {"ep_group": None if self.expert_group is None else self.expert_group.name}
         first, second = _shardings(tp_group, [ffn_hidden_size] * halves, ep_dispatch)
         self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, parallel=first, **each)
@@ -444,6 +445,7 @@ class MoE(ShownName, Float32Buffers):
         if self.expert_group is not None:
             raise ValueError("quire.MoE: its experts are sharded over ranks already; shard a mixture once")
         halves = self.fc1.out_features // max(self.ffn_hidden_size, 1)
+        _check_stacked(self.fc1.single_grouped_weight and tp_group is not None, bool(self.fc1.bias_names), True)
         shardings = _shardings(tp_group, [self.ffn_hidden_size] * halves, exchange["dispatch"])
         for layer, parallel in zip((self.fc1, self.fc2), shardings, strict=True):
             layer.check_unsharded(parallel)
@@ -474,9 +476,9 @@ class MoE(ShownName, Float32Buffers):
             if layer._forward_pre_hooks:
                 compute_weights(layer)
         fc1, fc2 = (Product(layer, "", active_call(layer, sent.rows)) for layer in (self.fc1, self.fc2))
-        h = fc1.run(sent.rows, fc1.biases(), sent.ends, sent.codes)
+        h = fc1.run(sent.rows, sent.ends, sent.codes)
         activated, buffers = activate(h, self._activation, h.dtype, offsets=sent.ends, **fc2.input())
-        rows = fc2.run(activated, fc2.biases(), sent.ends, buffers)
+        rows = fc2.run(activated, sent.ends, buffers)
         for product in (fc1, fc2):
             product.commit()
         return rows
@@ -500,6 +502,16 @@ def _shardings(
         )
     first = Parallel("column", group, parts=tuple(parts))
     return first, first.then()
+
+
+def _check_stacked(stacked: bool, bias: bool, over_ranks: bool) -> None:
+    """Raises NotImplementedError for stacked weights that a tp_group is to shard, with biases or over an ep_group."""
+    if stacked and (bias or over_ranks):
+        got = " and ".join([name for name, given in (("bias=True", bias), ("an ep_group", over_ranks)) if given])
+        raise NotImplementedError(
+            "quire.MoE: with a tp_group, single_grouped_weight goes neither with bias=True nor with an ep_group; got "
+            f"{got}; leave single_grouped_weight and single_grouped_bias out"
+        )
 
 
 def _check_exchange(capacity: int | None, overflow: str, dispatch: str, sharded: bool) -> None:

@@ -189,10 +189,9 @@ class Product:
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
         module.place_states()
         self.module, self.name, self.call = module, name, call.of_product(name)
-        self.parameters = module.weights(name, call.read)
-        self.weights = [call.part(parameter) for parameter in self.parameters.values()]
-        parameters = self.parameters.values()
-        self.needs_dw = torch.is_grad_enabled() and any([p.requires_grad or requires_grad(p) for p in parameters])
+        self.parameters = own = module.weights(name, call.read)
+        self.weights = [call.part(parameter) for parameter in own.values()]
+        self.needs_dw = torch.is_grad_enabled() and any([p.requires_grad or requires_grad(p) for p in own.values()])
         self.exchange = exchange_of(module, name, call.sequence)
         self.exchange.check(self)
         self.given: dict[str, object] = {}
@@ -258,10 +257,6 @@ class Product:
         """Forward scales of delayed scaling."""
         return self.given.get("fwd_scale")
 
-    def biases(self) -> list[torch.Tensor]:
-        """Those that run() takes."""
-        return self.module.biases(self.name, self.call.read)
-
     def path(self) -> str:
         """Where the matmul is in the model, or ""."""
         return ".".join(filter(None, (path_of(self.module), self.name)))
@@ -281,16 +276,16 @@ class Product:
     def run(
         self,
         x: torch.Tensor | QuantizedActivation,
-        biases: Sequence[torch.Tensor],
         offsets: torch.Tensor | None = None,
         x_buffers: Buffers = (),
+        bias: bool = True,
     ) -> torch.Tensor:
-        """y = x w^T + bias. offsets: the row at which each group ends, or None if one group has all rows. biases: one
-        for each group, or one for all groups, or none. x_buffers: what norm() or activation() returned for the
-        arguments of input(). A quantized x is used directly, under its own spec."""
+        """y = x w^T, plus the module's biases unless `bias` is False. offsets: the row at which each group ends, or
+        None if one group has all rows. x_buffers: what norm() or activation() returned for the arguments of input(). A
+        quantized x is used directly, under its own spec."""
         if self.module.input_observer is not None:
             self.module.input_observer(self.name, x, offsets)
-        biases = [self.call.part(bias) for bias in biases]
+        biases = [self.call.part(b) for b in self.module.biases(self.name, self.call.read) if bias]
         x = self.exchange.take(self, x)
         if self.specs is None:
             y = self._high_precision(x, biases, offsets)
@@ -310,7 +305,6 @@ class Product:
             given["offsets"] = offsets
         x, specs, own_amax = self._x_operand(x, x_buffers, given)
         if isinstance(weights[0], QuantizedTensor):
-            self._check_gathered()  # this may be a recomputation, for which other codes have been gathered
             operands = [self._w_operand(weight, x, biases) for weight in weights]
             given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
             weights = [weight for weight, _ in operands]
@@ -324,6 +318,7 @@ class Product:
     ) -> tuple[torch.Tensor, Buffers]:
         """weight_operand(). Raises RuntimeError if the layer's own recipe gives the gradient of x, and the one that
         replaces it cannot."""
+        self._check_gathered()  # this may be a recomputation, for which other codes have been gathered
         own, wanted = self.module.recipe, torch.is_grad_enabled() and x.requires_grad
         gives = own is not None and own.backward_override == "dequantized" and weight.columnwise_data is None
         if wanted and gives and self.specs.backward in ("", "requantized"):
@@ -380,7 +375,7 @@ class Product:
             if not torch.compiler.is_compiling():
                 linear = called_by_layer(linear)
                 if not is_within_autocast():  # one that is disabled asks for this
-                    tell_decoding(type(self.module).__name__)
+                    tell_decoding(type(self.module).__name__, self.module.gathering is not None)
             if offsets is not None or given or self.high_precision:
                 weights = [weight.dequantize() for weight in weights]
         if offsets is not None:
@@ -414,16 +409,20 @@ class Product:
 
     def returned_bias(self) -> torch.Tensor | None:
         """The bias as a layer returns it apart."""
-        bias = self.module.parameter(named(self.name, "bias"), self.call.read)
+        bias = next(iter(self.module.biases(self.name, self.call.read)), None)
         return bias if bias is None or is_dtensor(bias) else self.exchange.returned_bias(bias)
 
 
 @functools.cache
-def tell_decoding(layer: str) -> None:
-    """Warns, once for each class of layers."""
+def tell_decoding(layer: str, gathered: bool = False) -> None:
+    """Warns, once for each class of layers. gathered: whether the codes come from quire.distributed.gather_codes, whose
+    layers quire.convert cannot give weights for inference."""
+    remedy = "(recipe=...), or give it a recipe by quire.convert(model, recipe, for_inference=True)"
+    if gathered:
+        remedy = " of the recipe that quire.distributed.gather_codes got"
     warnings.warn(
         f"quire.{layer}: its weight is quantized, and decoded in every call, because no recipe is active; run it "
-        "within quire.autocast(recipe=...), or give it a recipe by quire.convert(model, recipe, for_inference=True)",
+        f"within quire.autocast{remedy}",
         stacklevel=2,
     )
 

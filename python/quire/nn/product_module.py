@@ -137,17 +137,15 @@ class ProductModule(ShownName, Float32Buffers):
         """The attribute that holds `what` of a matmul."""
         return getattr(self, named(product, what))
 
-    def parameter(self, name: str, read: Read | None = None) -> torch.Tensor | None:
+    def parameter(self, name: str) -> torch.Tensor | None:
         """The attribute of that name: a parameter, twenty times as quickly as by Module.__getattr__, or a tensor that
-        is computed (parametrized, pruned). read: those that are known by name, which are not computed again."""
-        if read is not None and name in read:
-            return read[name]
+        is computed (parametrized, pruned)."""
         return self._parameters[name] if name in self._parameters else getattr(self, name)
 
     def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        """Name -> weight of a matmul: one, or one for each group. read: as for parameter()."""
+        """Name -> weight of a matmul: one, or one for each group. read: parameters that are not to be read again."""
         name = named(product, "weight")
-        return {name: self.parameter(name, read)}
+        return {name: self.parameter(name) if read is None else read[name]}
 
     @property
     def use_bias(self) -> bool:
@@ -159,9 +157,9 @@ class ProductModule(ShownName, Float32Buffers):
         return groups_of(self.weights(product).values())
 
     def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
-        """The bias of a matmul: one, or one for each group, or one for all groups, or none. read: as for
-        parameter()."""
-        bias = self.parameter(named(product, "bias"), read)
+        """The bias of a matmul: one, or one for each group, or one for all groups, or none. read: as for weights()."""
+        name = named(product, "bias")
+        bias = self.parameter(name) if read is None else read[name]
         return [] if bias is None else [bias]
 
     def _device(self) -> torch.device:

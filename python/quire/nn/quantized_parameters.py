@@ -10,8 +10,8 @@ from quire.tensor.order import reordered
 
 
 @torch.no_grad()
-def prepack_weights(model: torch.nn.Module) -> None:
-    """Replaces the codes of the model's quantized weights by interleaved codes (numerics.md 2.4).
+def prepack_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """Replaces the codes of the model's quantized weights by interleaved codes (numerics.md 2.4). Returns the model.
 
     Use it for inference with few tokens at a time on a CPU. Matmuls with interleaved weights need no transpose in each
     call. They give the same bits there and are faster. On CUDA devices plain codes are faster: call unpack_weights()
@@ -26,24 +26,31 @@ def prepack_weights(model: torch.nn.Module) -> None:
     Args:
         model: the model. It changes in place.
 
+    Returns:
+        The model.
+
     Raises:
         ValueError: if the model has no quantized parameters.
         RuntimeError: for swizzled scales; the model is then unchanged. Not available within a compiled function.
     """
-    _reorder("prepack_weights", model, interleaved=True)
+    return _reorder("prepack_weights", model, interleaved=True)
 
 
 @torch.no_grad()
-def unpack_weights(model: torch.nn.Module) -> None:
-    """Reverses prepack_weights(): the codes get the plain order again, with the same bytes. Raises the same errors.
+def unpack_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """Reverses prepack_weights(): the codes get the plain order again, with the same bytes. Returns the model. Raises
+    the same errors.
 
     Args:
         model: the model. It changes in place.
+
+    Returns:
+        The model.
     """
-    _reorder("unpack_weights", model, interleaved=False)
+    return _reorder("unpack_weights", model, interleaved=False)
 
 
-def _reorder(what: str, model: torch.nn.Module, interleaved: bool) -> None:
+def _reorder(what: str, model: torch.nn.Module, interleaved: bool) -> torch.nn.Module:
     check_type(what, torch.nn.Module, model=model)
     found = [
         weight
@@ -62,6 +69,7 @@ def _reorder(what: str, model: torch.nn.Module, interleaved: bool) -> None:
     made = {id(weight): (weight, reordered(weight.detach(), interleaved)) for weight in found}
     for weight, tensor in made.values():
         weight.data = tensor
+    return model
 
 
 @torch.no_grad()

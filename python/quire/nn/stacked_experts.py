@@ -85,9 +85,9 @@ class StackedExperts(ProductModule):
         self._reset_sr_states()
 
     def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        """Name -> weight of a layer, [E, out_features, in_features]. read: as for parameter()."""
+        """Name -> weight of a layer, [E, out_features, in_features]. read: as for ProductModule.weights()."""
         name = self.weight_names[self.products.index(product)]
-        return {name: self.as_stored(self.parameter(name, read))}
+        return {name: self.as_stored(self.parameter(name) if read is None else read[name])}
 
     def as_stored(self, weight: torch.Tensor) -> torch.Tensor:
         """A plain weight [E, out_features, in_features] as the module stores it, and the other way round."""
@@ -95,8 +95,9 @@ class StackedExperts(ProductModule):
         return weight.transpose(1, 2) if swaps else weight
 
     def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
-        """One for all experts, or none. read: as for parameter()."""
-        return [self.parameter(self.bias_names[self.products.index(product)], read)] if self.bias_names else []
+        """One for all experts, or none. read: as for weights()."""
+        names = self.bias_names and [self.bias_names[self.products.index(product)]]
+        return [self.parameter(name) if read is None else read[name] for name in names]
 
     def own_groups(self) -> range:
         """The experts that this rank has."""
@@ -112,9 +113,9 @@ class StackedExperts(ProductModule):
             ids = torch.where(top_k_index < self.groups, top_k_index, -1).to(torch.int32)
             rows, offsets, row_map = permute(hidden_states, ids, self.groups)
             up, down = (Product(self, name, active_call(self, rows)) for name in self.products)
-            h = up.run(rows, up.biases(), offsets)
+            h = up.run(rows, offsets)
             h = self.source._apply_gate(self, h) if self.has_gate else self.act_fn(h)
-            y = down.run(h, down.biases(), offsets)
+            y = down.run(h, offsets)
             for product in (up, down):
                 product.commit()
             return unpermute(y, row_map, top_k_weights.float()).to(hidden_states.dtype)

@@ -18,7 +18,7 @@ from quire.loading.devices import has_values
 from quire.nn import grouped_linear, layernorm_linear, layernorm_mlp, linear, norm
 from quire.nn.layer_base import initialise
 from quire.nn.norm import reset_norm
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import ProductModule, Read
 from quire.te.arguments import IN_PIECES, OVERLAPPING, SHARDING, USER_BUFFERS, also_takes, refuse, signature_with
 from quire.tensor import QuantizedTensor
 
@@ -172,6 +172,17 @@ class Split(ProductModule):
     @property
     def bias(self) -> torch.Tensor | None:
         return torch.cat([getattr(self, name) for name in self.bias_names]) if self.bias_names else None
+
+    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
+        return super().weights(product, None if read is None else self._joined(read))
+
+    def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
+        return super().biases(product, None if read is None else self._joined(read))
+
+    def _joined(self, read: Read) -> Read:
+        """weight and bias of parts that have been read."""
+        both = (("weight", self.weight_names), ("bias", self.bias_names))
+        return {what: torch.cat([read[name] for name in names]) if names else None for what, names in both}
 
     def own_parts(self) -> dict[str, Parallel]:
         if not self.has_parts:

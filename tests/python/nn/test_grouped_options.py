@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import quire
 from every_recipe import params, some
 from python.nn.grouped_layers import SPLITS, grouped, grouped_step, inputs
 from quire.functional import activation, grouped_linear
@@ -85,3 +86,13 @@ def test_a_result_that_is_quantized_for_groups_gives_the_same_bits(any_recipe, n
         assert not h.grad[sum(SPLITS) :].count_nonzero()  # +0 with offsets, zeros of either sign without
         results.append([y.detach(), h.grad[: sum(SPLITS)], *(weight.grad for weight in weights)])
     assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("options", [{"single_grouped_bias": True}, {"ep_group": "ep", "single_grouped_weight": True}])
+def test_stacked_parameters_that_cannot_be_sharded_are_refused_with_the_options_that_exclude_each_other(options):
+    words = (
+        "^quire.GroupedLinear: with parallel, single_grouped_weight does not go with an ep_group, nor "
+        "single_grouped_bias with bias=True; leave"
+    )
+    with pytest.raises(NotImplementedError, match=words):
+        quire.GroupedLinear(2, 64, 64, parallel=quire.distributed.Parallel("column", None, size=2), **options)

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 
 import pytest
 import torch
@@ -149,8 +150,19 @@ def test_bad_input_is_refused_in_words():
         make_mlp(activation="swiglu", activation_params={"limit": 1.0})
     with quire.autocast(), pytest.raises(TypeError, match="outside torch.autocast weight must have the dtype of x"):
         make_linear()(torch.randn(2, 96))
-    with pytest.raises(RuntimeError, match=r"norm: weight must be \[hidden_size\] = \[95\]"):
-        make_linear()(torch.randn(2, 95).bfloat16())
+
+
+@pytest.mark.parametrize("recipe", [None, "mxfp8", "fp8_delayed"])
+@pytest.mark.parametrize("shape", [[2, 95], [95], [2, 0], []])
+@pytest.mark.parametrize("make", [make_linear, make_mlp, lambda: make_mlp(checkpoint=True)])
+def test_an_x_with_other_features_than_the_norm_is_refused_by_the_name_of_the_layer(make, shape, recipe):
+    module = make()
+    features = module.layer_norm_weight.numel()
+    match = (
+        rf"^quire.{type(module).__name__}: x must be \[..., {features}\], got {re.escape(str(shape))}; the norm of the"
+    )
+    with quire.autocast(enabled=recipe is not None, recipe=recipe), pytest.raises(RuntimeError, match=match):
+        module(torch.randn(shape).bfloat16())
 
 
 def test_what_is_returned(recipe, equal_bits, device):

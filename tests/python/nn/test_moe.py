@@ -1,11 +1,15 @@
 """quire.MoE against a loop over tokens in float64, its parts one by one, and golden vectors."""
 
 import copy
+import itertools
 import math
 
 import pytest
 import torch
 from torch._dynamo.decorators import mark_unbacked
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import quire
 from every_recipe import IN_ANY_PRECISION, TABLE, params
@@ -394,6 +398,27 @@ def test_wrong_arguments_are_refused():
         layer(tokens(4, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("way, bias", [("tp_group", True), *itertools.product(("both groups", "style"), (False, True))])
+def test_stacked_weights_do_not_go_with_a_tp_group_and_biases_or_an_ep_group(way, bias):
+    over_ranks = way != "tp_group"
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
+        stacked = {"bias": bias, "single_grouped_weight": True}
+        groups = {"ep_group": mesh.get_group("ep")} if over_ranks else {}
+        got = " and ".join(["bias=True"] * bias + ["an ep_group"] * over_ranks)
+        with pytest.raises(
+            NotImplementedError,
+            match=rf"^quire.MoE: with a tp_group, single_grouped_weight .*; got {got}; leave single",
+        ):
+            if way == "style":
+                parallelize_module(quire.MoE(64, 64, 4, **stacked), mesh, quire.distributed.ExpertParallel())
+            else:
+                quire.MoE(64, 64, 4, tp_group=mesh.get_group("tp"), **groups, **stacked)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_recipe_is_not_assigned_to_the_mixture_but_to_its_layers(equal_bits):
     layer, x = quire.MoE(64, 64, 4, 2), torch.randn(6, 64)
     with pytest.raises(
@@ -415,3 +440,12 @@ def test_it_prints_copies_and_saves(equal_bits):
     assert equal_bits(other(x), layer(x)) and equal_bits(copy.deepcopy(layer)(x), layer(x))
     meta = quire.MoE(64, 96, 5, 2, device="meta")
     assert meta(torch.empty(3, 64, device="meta")).shape == (3, 64)
+
+
+def test_hooks_run_on_the_modules_that_a_mixture_calls_and_not_on_its_experts(device):
+    layer = layer_of(shared_ffn_hidden_size=32).to(device)
+    ran = []
+    for name, module in layer.named_modules():
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    layer(tokens(4).to(device))
+    assert ran == ["router", "shared_fc1", "shared_fc2", ""]

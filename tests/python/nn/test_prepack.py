@@ -70,10 +70,10 @@ def test_prepacking_moves_bytes_as_documented_and_unpacking_moves_them_back(reci
             assert torch.equal(w.rowwise_scale, interleaved_bytes(plain["rowwise_scale"]))
         assert "columnwise_data" not in w.buffers()
     once = codes(model)
-    quire.prepack_weights(model)  # again: nothing to do
+    assert quire.prepack_weights(model) is model  # again: nothing to do
     for one, other in zip(once, codes(model), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
-    quire.unpack_weights(model)
+    assert quire.unpack_weights(model) is model
     for one, other in zip(before, codes(model), strict=True):
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert weights(model)[0].spec_text == quire.QuantSpec(recipe.weight_spec).text
