@@ -229,7 +229,7 @@ def _layers(model: torch.nn.Module, min_features: int) -> list[torch.nn.Module]:
         raise ValueError(
             f"recommend: weights of {type(model).__name__} are sharded over ranks, and only whole layers are timed; "
             f"sharded are {', '.join(sharded[:3])}{', ...' if sharded[3:] else ''}; call recommend before fully_shard, "
-            "gather_codes, shard_weights or parallelize_module"
+            "gather_codes, shard_weights or parallelize_module, for layers that are made without parallel="
         )
     with steady_weights(model):
         layers = [layer for layer in model.modules() if _timed(layer, min_features)]
@@ -246,7 +246,8 @@ def _is_sharded(layer: torch.nn.Module) -> bool:
     if not isinstance(layer, torch.nn.Linear):
         return False
     weight = layer._parameters.get("weight")
-    return is_dtensor(weight) or isinstance(weight, MasterShard) or bool(fsdp_groups(layer))
+    parallel = isinstance(layer, Linear) and layer.parallel is not None
+    return parallel or is_dtensor(weight) or isinstance(weight, MasterShard) or bool(fsdp_groups(layer))
 
 
 def _remedy(model: torch.nn.Module) -> str:

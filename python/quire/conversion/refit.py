@@ -92,9 +92,9 @@ def refit(
             load_state_dict does, and quantized; if the parameter has a master, that takes it unrounded. Of a
             QuantizedTensor with the same spec, the bytes are copied. Of a DTensor, ranks send their parts, one tensor
             at a time; all ranks of its mesh must call this function. A layer that is sharded over ranks takes its own
-            part, or the whole value. Experts may be stacked in one tensor or listed, whichever form the model has. The
-            values must not share memory with the model. Names may begin with "module.", as those of
-            DistributedDataParallel.
+            part, or the whole value. Experts may be stacked in one tensor or listed, whichever form the model has. No
+            value may lie in the memory of another weight of the model that is written. Names may begin with "module.",
+            as those of DistributedDataParallel.
         strict: raise ValueError if the model or the weights have a name that the other does not have. False: write what
             is given, such as a few experts.
         check_finite: raise ValueError for values in high precision that are NaN or infinite, or become infinite when
@@ -172,6 +172,10 @@ class Slot:
         return [owner.named(owner.attribute) for owner in self.owners]
 
 
+#: The addresses of a tensor's first byte and of that behind its last one.
+Span = tuple[int, int]
+
+
 class Write(NamedTuple):
     """A value that is to be written. target: a tensor of the model, or one matrix of it. key: of the value in the
     weights. part: what belongs to the target, of that value."""
@@ -229,8 +233,9 @@ def slots(model: torch.nn.Module) -> list[Slot]:
 
 def match(model: torch.nn.Module, weights: Mapping[str, object]) -> Match:
     """Finds for each tensor of the model its value among the weights, by name. Nothing is read."""
-    aliases, own_slots = _aliases(model), slots(model)
-    given = _by_name(weights, [name for slot in own_slots for name in slot.names])
+    own_slots = slots(model)
+    names = [name for slot in own_slots for name in slot.names]
+    aliases, given = _aliases(model, names), _by_name(weights, names)
     writes, missing, twice, used = [], [], {}, set()
     for slot in own_slots:
         own, lacking = _of_slot(slot, given, aliases)
@@ -261,14 +266,16 @@ def own_names(keys: Sequence[str], own: Sequence[str]) -> dict[str, str]:
     return {key: name.removeprefix(_WRAPPED) if theirs else _WRAPPED + name for key, name in names.items()}
 
 
-def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:
-    """Name of a weight that a conversion has untied -> the other names: files have tied weights once."""
+def _aliases(model: torch.nn.Module, own: Sequence[str]) -> dict[str, list[str]]:
+    """Name of a weight that a conversion has untied -> the other names: files have tied weights once. own: the names of
+    the model's tensors. The model may have been wrapped when it was converted, or only now."""
     try:
         untied: tuple[Untied, ...] = conversion_report(model).untied
     except ValueError:
         return {}
+    names = own_names([name for one in untied for name in (*one.others, *one.quantized)], own)
     return {
-        plain_name(name): [plain_name(other) for other in (*one.others, *one.quantized)]
+        names[name]: [names[other] for other in (*one.others, *one.quantized)]
         for one in untied
         for name in one.quantized
     }
@@ -405,15 +412,17 @@ def _check(
     if not found.writes:
         problems.append("the model has none of the names")
     meshes: list[Any] = []
-    method, of_values = _method(model), {}
+    method, of_values, moved = _method(model), {}, []
     for write in found.writes:
         value = weights[write.key]
         if why := _why_not(write, value, check_finite, method):
             of_values.setdefault(why, {})[write.key] = None
+        if (spans := _spans(value)) != _spans(write.target):
+            moved.append((write, spans))
         if is_dtensor(value) and value.device_mesh not in meshes:
             meshes.append(value.device_mesh)
     problems += [f"{_some([*keys])}: {'each ' * (len(keys) > 1)}{why}" for why, keys in of_values.items()]
-    problems += _shared(found.writes, weights)
+    problems += dict.fromkeys(_shared(moved))
     problems += [
         f"{name} is tied in the model, and its names {', '.join(keys)} have different values"
         for name, keys in found.twice.items()
@@ -435,28 +444,31 @@ _REMEDY = (
 )
 
 
-def _shared(writes: Sequence[Write], weights: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """What is wrong with values that lie in the memory of other tensors that are written."""
-    spans = ((*span, write) for write in writes for span in _spans(write.target))
-    targets = sorted(spans, key=lambda target: target[0])
-    for write in writes:
-        for start, end in _spans(weights[write.key]):
-            for _, behind, other in reversed(targets[: bisect.bisect_left(targets, (end,))]):
-                if behind <= start:
-                    break
+def _shared(moved: Sequence[tuple[Write, Sequence[Span]]]) -> Iterator[str]:
+    """What is wrong with values that lie in the memory of other tensors that are written. moved: the writes of other
+    values than the tensor's own, and where these lie."""
+    targets = sorted(((*span, write) for write, _ in moved for span in _spans(write.target)), key=lambda it: it[0])
+    starts = [start for start, *_ in targets]
+    for write, spans in moved:
+        for start, end in spans:
+            at = bisect.bisect_left(starts, end) - 1
+            while at >= 0 and targets[at][1] > start:
+                other = targets[at][2]
                 if other.key != write.key:
                     yield f"{write.key} is in the memory of the model's {other.name}, which is written; pass a clone"
+                at -= 1
 
 
-def _spans(t: object) -> Iterator[tuple[int, int]]:
-    """The addresses of a tensor's first byte and of that behind its last one, of codes those of each buffer."""
-    for part in t.buffers().values() if isinstance(t, QuantizedTensor) else (t,):
-        own = local(part) if isinstance(part, torch.Tensor) else None
-        if type(own) not in (torch.Tensor, torch.nn.Parameter) or own.is_meta or own.is_nested or not own.numel():
-            continue
-        if own.layout == torch.strided:
+def _spans(t: object) -> list[Span]:
+    """Where the elements of a tensor lie, of a quantized one those of each buffer and of the master."""
+    parts = (*t.buffers().values(), t.master) if isinstance(t, QuantizedTensor) else (t,)
+    found = []
+    for own in [local(part) for part in parts if isinstance(part, torch.Tensor)]:
+        plain = type(own) in (torch.Tensor, torch.nn.Parameter) and own.layout == torch.strided
+        if plain and not own.is_meta and not own.is_nested and own.numel():
             last = sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-            yield own.data_ptr(), own.data_ptr() + (last + 1) * own.itemsize
+            found.append((own.data_ptr(), own.data_ptr() + (last + 1) * own.itemsize))
+    return found
 
 
 def _wrong_names(found: Match) -> list[str]:

@@ -1,9 +1,10 @@
 """The changes that quire.convert made to a model, and what it left in high precision and why, as values and as a
 table."""
 
+import collections
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +17,9 @@ from quire.tensor import QuantizedTensor
 
 _REPORT = "_quire_conversion"
 _OF_AUTOCAST = "that of quire.autocast, if there is one"
+
+
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 class Reason(str):
@@ -94,7 +98,7 @@ class ParameterReport:
 @dataclass(frozen=True)
 class ConversionReport:
     """The changes that the last quire.convert made to a model. str() gives a table. The table has one line for all
-    layers whose names differ only in numbers, with * for each number.
+    layers whose names differ only in numbers, with * for each number, or the numbers if two lines have such names.
 
     Attributes:
         model: the class of the model.
@@ -158,7 +162,7 @@ def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None, mixe
     groups: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in sorted(layers, key=lambda layer: not layer.converted):
         groups.setdefault(_kind(layer, recipe, mixed), []).append(layer)
-    names = [_name([layer.names for layer in alike]) for alike in groups.values()]
+    names = _line_names([layer.names for layer in alike] for alike in groups.values())
     width = max(map(len, names), default=0)
     for name, (_, *said), alike in zip(names, groups, groups.values(), strict=True):
         if len(alike) > 1:
@@ -192,12 +196,32 @@ def _kind(layer: LayerReport, recipe: str | None, mixed: bool) -> tuple[str, ...
 
 
 def _pattern(names: tuple[str, ...]) -> str:
-    return re.sub(r"\b\d+\b", "*", " = ".join(names))
+    return _NUMBER.sub("*", " = ".join(names))
 
 
-def _name(each: list[tuple[str, ...]]) -> str:
-    """One for names that differ in numbers."""
-    return (" = ".join(each[0]) if len(each) == 1 else _pattern(each[0])) or "(the model)"
+def _line_names(groups: Iterable[list[tuple[str, ...]]]) -> list[str]:
+    """What each line calls its layers. groups: the names of the layers of each line, which differ in numbers only. A
+    pattern that two lines would have gets the numbers."""
+    groups = list(groups)
+    patterns = collections.Counter(_pattern(each[0]) for each in groups)
+    return [
+        (_numbered(each) if len(each) == 1 or patterns[_pattern(each[0])] > 1 else _pattern(each[0])) or "(the model)"
+        for each in groups
+    ]
+
+
+def _numbered(each: list[tuple[str, ...]]) -> str:
+    """Names with all their numbers: "blocks.{0,5}.up", "blocks.{1-4}.up"."""
+    joined = [" = ".join(names) for names in each]
+    numbers = iter(zip(*[map(int, _NUMBER.findall(name)) for name in joined], strict=True))
+    return _NUMBER.sub(lambda _: _set(sorted(set(next(numbers)))), joined[0])
+
+
+def _set(numbers: list[int]) -> str:
+    first, last, dots = numbers[0], numbers[-1], len(numbers) > 2
+    if len(numbers) == 1:
+        return str(first)
+    return f"{{{first}-{last}}}" if dots and last - first == len(numbers) - 1 else f"{{{','.join(map(str, numbers))}}}"
 
 
 def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
@@ -207,7 +231,7 @@ def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
     groups: dict[tuple[str, tuple[int, ...], str], list[ParameterReport]] = {}
     for p in parameters:
         groups.setdefault((_pattern(p.names), p.shape, p.owner), []).append(p)
-    names = [_name([p.names for p in alike]) for alike in groups.values()]
+    names = _line_names([p.names for p in alike] for alike in groups.values())
     width = max(map(len, names))
     for name, ((_, shape, owner), alike) in zip(names, groups.items(), strict=True):
         times = f" x {len(alike)}" if len(alike) > 1 else ""

@@ -445,7 +445,8 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
 
     Raises:
         ValueError: if the recipe's backward pass needs weights in high precision, if the model has no layers of quire,
-            and without recompute for a LayerNormMLP(checkpoint=True).
+            and without recompute for a LayerNormMLP(checkpoint=True), unless the recipe has
+            backward_override="dequantized".
         NotImplementedError: for a weight that is a DTensor already, that is quantized without a master, or whose
             gradient goes to main_grad or backward_dw(). The model is then unchanged.
     """
@@ -477,10 +478,10 @@ def _weights(
 ) -> Iterator[tuple[str, torch.nn.Parameter, MasterShard]]:
     """Name, parameter and new parameter of the weights of a layer that can be gathered as codes."""
     kind = type(layer).__name__
-    if getattr(layer, "checkpoint", False) and not recompute:
+    if getattr(layer, "checkpoint", False) and not recompute and recipe.backward_override != "dequantized":
         raise ValueError(
-            f"gather_codes: a quire.{kind} with checkpoint=True runs its forward pass again in backward, and backward "
-            "gathers the codes of one direction; pass recompute=True, or make the layer without checkpoint"
+            f"gather_codes: a quire.{kind} with checkpoint=True runs its forward pass again in backward, for which "
+            "backward has to gather codes of both directions; pass recompute=True, or make the layer without checkpoint"
         )
     for name in layer.weight_names:
         what = f"gather_codes: quire.{kind}.{name}"

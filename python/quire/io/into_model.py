@@ -245,8 +245,8 @@ def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Laye
                 raise CheckpointError(
                     f"the checkpoint has a quantized weight for {attribute} of {type(module).__name__}, and only "
                     "torch.nn.Linear, layers of quire and experts can have one",
-                    "make a checkpoint with this weight in high precision: pass quire.io.convert a filter= that does "
-                    "not select it, or write what quire.io.read gives, with entry.dequantize() in place of this entry",
+                    "write what quire.io.read gives, with entry.dequantize() in place of this entry; or convert the "
+                    "checkpoint in high precision with a filter= that does not select it",
                     file=checkpoint.container.path,
                     tensor=target.name,
                 )

@@ -369,7 +369,8 @@ def write_group(name: str, stored: StoredWeight, layout: Layout, dialect: str) -
     if rule := layout.misfit(weight.shape):
         raise CheckpointError(
             f"{dialect}: {rule}",
-            'leave the layer in high precision (filter=), or choose another dialect ("quire" has every shape)',
+            "keep the layer in high precision (filter= of quire.convert, or entry.dequantize() of quire.io.read), or "
+            'choose another dialect ("quire" has every shape)',
             tensor=name,
         )
     same = (origin.dialect, origin.layout) == (dialect, layout.name)

@@ -16,7 +16,7 @@ from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.loading.deferred import mark_static
 from quire.loading.devices import reads_interleaved
 from quire.nn.product_module import ProductModule, named
-from quire.nn.weight import compute_weights
+from quire.nn.weight import compute_weights_as_in_evaluation
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
 from quire.tensor.order import in_order
@@ -132,7 +132,7 @@ def quantize_weights(
     @torch.no_grad()
     def quantize(*_: object) -> None:
         for module, product, recipe in chosen:
-            compute_weights(module)
+            compute_weights_as_in_evaluation(module)
             _keep(module, product, recipe)
 
     quantize()

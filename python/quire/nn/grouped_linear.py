@@ -12,7 +12,7 @@ from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.layer_base import check_factory, initialise, name_layer
 from quire.nn.product import Product, active_call
-from quire.nn.product_module import ProductModule, Read, Sharding, check_bias, checked_recipe
+from quire.nn.product_module import Parameters, ProductModule, Sharding, check_bias, checked_recipe
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 
@@ -160,13 +160,13 @@ class GroupedLinear(ProductModule):
         """The groups that this rank has."""
         return range(self.num_gemms) if self.expert_group is None else self.expert_group.own()
 
-    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        """Name -> parameter: one for each group, or one for all groups. read: as for ProductModule.weights()."""
-        return {name: self.parameter(name) if read is None else read[name] for name in self.weight_names}
+    def weights(self, product: str, parameters: Parameters | None = None) -> dict[str, torch.Tensor]:
+        """Name -> parameter: one for each group, or one for all groups. parameters: as for ProductModule.weights()."""
+        return {name: self.parameter(name) if parameters is None else parameters[name] for name in self.weight_names}
 
-    def biases(self, product: str = "", read: Read | None = None) -> list[torch.Tensor]:
-        """One for each group, or one for all groups, or none. read: as for weights()."""
-        return [self.parameter(name) if read is None else read[name] for name in self.bias_names]
+    def biases(self, product: str = "", parameters: Parameters | None = None) -> list[torch.Tensor]:
+        """One for each group, or one for all groups, or none. parameters: as for weights()."""
+        return [self.parameter(name) if parameters is None else parameters[name] for name in self.bias_names]
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0. A
@@ -343,7 +343,7 @@ class GroupedLinear(ProductModule):
             y = product.run(x, ends, bias=not self.return_bias)
             product.commit()
             y = y if out is None else in_memory(y, out, ends)
-            biases = self.biases("", product.call.read)
+            biases = self.biases("", product.call.parameters)
             return (y, biases[0] if self.bias_names == ("bias",) else biases) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)

@@ -20,7 +20,7 @@ from quire.loading.transforms import requires_grad
 from quire.nn.cache import CachedWeight, cache
 from quire.nn.input_scale import same_unit
 from quire.nn.layer_base import is_any_autocast_enabled, path_of, uses_torch_autocast
-from quire.nn.product_module import ProductModule, Read, groups_of, main_grads, named
+from quire.nn.product_module import Parameters, ProductModule, groups_of, main_grads, named
 from quire.nn.weight import weight_operand
 from quire.recipe import Recipe
 from quire.recipe.linear_spec import LinearSpec, high_precision
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     recipe: the active recipe; None means high precision. rule: active_rule(). dtype: of
     the results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
     module's result, "" for none. layout: how the tensors of a call with a DTensor are sharded; None for a plain x.
-    read: the module's parameters by name. What is computed (parametrized) is computed once in a call.
+    parameters: those of the module by name. What is computed (parametrized) is computed once in a call.
     """
 
     recipe: Recipe | None
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     fp8_grad: bool
     output_spec: str
     layout: Layout | None
-    read: Read
+    parameters: Parameters
 
     @property
     def sequence(self) -> bool | None:
@@ -189,7 +189,7 @@ class Product:
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
         module.place_states()
         self.module, self.name, self.call = module, name, call.of_product(name)
-        self.parameters = own = module.weights(name, call.read)
+        self.parameters = own = module.weights(name, call.parameters)
         self.weights = [call.part(parameter) for parameter in own.values()]
         self.needs_dw = torch.is_grad_enabled() and any([p.requires_grad or requires_grad(p) for p in own.values()])
         self.exchange = exchange_of(module, name, call.sequence)
@@ -285,7 +285,7 @@ class Product:
         quantized x is used directly, under its own spec."""
         if self.module.input_observer is not None:
             self.module.input_observer(self.name, x, offsets)
-        biases = [self.call.part(b) for b in self.module.biases(self.name, self.call.read) if bias]
+        biases = [self.call.part(b) for b in self.module.biases(self.name, self.call.parameters) if bias]
         x = self.exchange.take(self, x)
         if self.specs is None:
             y = self._high_precision(x, biases, offsets)
@@ -409,7 +409,7 @@ class Product:
 
     def returned_bias(self) -> torch.Tensor | None:
         """The bias as a layer returns it apart."""
-        bias = next(iter(self.module.biases(self.name, self.call.read)), None)
+        bias = next(iter(self.module.biases(self.name, self.call.parameters)), None)
         return bias if bias is None or is_dtensor(bias) else self.exchange.returned_bias(bias)
 
 
@@ -462,7 +462,8 @@ def _check_leaves(module: ProductModule, weights: Mapping[str, torch.Tensor]) ->
     """Raises NotImplementedError for weights that are not parameters themselves: nobody would read the gradient."""
     for name, weight in weights.items():
         leaf = name in module._parameters and (torch.compiler.is_compiling() or weight.is_leaf)
-        if weight.requires_grad and not leaf:
+        read = not module.delay_wgrad_compute and getattr(weight, "main_grad", None) is not None
+        if weight.requires_grad and not leaf and not read:
             option = "delay_wgrad_compute" if module.delay_wgrad_compute else "fuse_wgrad_accumulation"
             raise NotImplementedError(
                 f"quire.{type(module).__name__}: {option}=True keeps the gradient of a weight from autograd, and "

@@ -30,7 +30,7 @@ SCALE_SPEC = "scale_spec"
 #: Says by pieces() where this rank's shard lies in the whole tensor.
 Sharding = Parallel | ExpertGroup
 #: Parameters of a module by name, as far as somebody has read them. A parametrized one is computed whenever it is read.
-Read = Mapping[str, torch.Tensor | None]
+Parameters = Mapping[str, torch.Tensor | None]
 
 
 def named(product: str, what: str) -> str:
@@ -142,10 +142,11 @@ class ProductModule(ShownName, Float32Buffers):
         is computed (parametrized, pruned)."""
         return self._parameters[name] if name in self._parameters else getattr(self, name)
 
-    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        """Name -> weight of a matmul: one, or one for each group. read: parameters that are not to be read again."""
+    def weights(self, product: str, parameters: Parameters | None = None) -> dict[str, torch.Tensor]:
+        """Name -> weight of a matmul: one, or one for each group. parameters: those of the module, if they have been
+        read."""
         name = named(product, "weight")
-        return {name: self.parameter(name) if read is None else read[name]}
+        return {name: self.parameter(name) if parameters is None else parameters[name]}
 
     @property
     def use_bias(self) -> bool:
@@ -156,10 +157,11 @@ class ProductModule(ShownName, Float32Buffers):
         """groups_of() the weights of a matmul."""
         return groups_of(self.weights(product).values())
 
-    def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
-        """The bias of a matmul: one, or one for each group, or one for all groups, or none. read: as for weights()."""
+    def biases(self, product: str, parameters: Parameters | None = None) -> list[torch.Tensor]:
+        """The bias of a matmul: one, or one for each group, or one for all groups, or none. parameters: as for
+        weights()."""
         name = named(product, "bias")
-        bias = self.parameter(name) if read is None else read[name]
+        bias = self.parameter(name) if parameters is None else parameters[name]
         return [] if bias is None else [bias]
 
     def _device(self) -> torch.device:

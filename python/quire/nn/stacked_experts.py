@@ -10,7 +10,7 @@ from quire.distributed.placements import is_dtensor
 from quire.moe import permute, unpermute
 from quire.nn.layer_base import name_layer
 from quire.nn.product import Product, active_call
-from quire.nn.product_module import ProductModule, Read
+from quire.nn.product_module import Parameters, ProductModule
 from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
 
@@ -84,20 +84,20 @@ class StackedExperts(ProductModule):
         """New seeds of stochastic rounding."""
         self._reset_sr_states()
 
-    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        """Name -> weight of a layer, [E, out_features, in_features]. read: as for ProductModule.weights()."""
+    def weights(self, product: str, parameters: Parameters | None = None) -> dict[str, torch.Tensor]:
+        """Name -> weight of a layer, [E, out_features, in_features]. parameters: as for ProductModule.weights()."""
         name = self.weight_names[self.products.index(product)]
-        return {name: self.as_stored(self.parameter(name) if read is None else read[name])}
+        return {name: self.as_stored(self.parameter(name) if parameters is None else parameters[name])}
 
     def as_stored(self, weight: torch.Tensor) -> torch.Tensor:
         """A plain weight [E, out_features, in_features] as the module stores it, and the other way round."""
         swaps = self.is_transposed and not isinstance(weight, QuantizedTensor)
         return weight.transpose(1, 2) if swaps else weight
 
-    def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
-        """One for all experts, or none. read: as for weights()."""
+    def biases(self, product: str, parameters: Parameters | None = None) -> list[torch.Tensor]:
+        """One for all experts, or none. parameters: as for weights()."""
         names = self.bias_names and [self.bias_names[self.products.index(product)]]
-        return [self.parameter(name) if read is None else read[name] for name in names]
+        return [self.parameter(name) if parameters is None else parameters[name] for name in names]
 
     def own_groups(self) -> range:
         """The experts that this rank has."""

@@ -236,3 +236,9 @@ def compute_weights(layer: torch.nn.Module) -> None:
     """What a call of the layer would do first, for a module that reads its weights without calling it."""
     for _, _, hook in computing_hooks(layer):
         hook(layer, ())
+
+
+def compute_weights_as_in_evaluation(layer: torch.nn.Module) -> None:
+    """The same with the values of evaluation mode: a power iteration of spectral_norm changes its state."""
+    for name, kind, hook in computing_hooks(layer):
+        setattr(layer, name, kind.value(hook, layer))

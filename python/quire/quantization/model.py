@@ -54,8 +54,8 @@ def quantize_model(
         model: the model. It changes in place.
         recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every
             call. If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does.
-            To give the layers a scale that was measured before, pass the recipe to quire.convert, and the model to
-            the report's apply().
+            To give the layers a scale that was measured before, call quire.convert(model, recipe, for_inference=True,
+            tokens=None, min_features=1), and the report's apply(model).
         batches: for "gptq" and static scales, inputs of the model that are like its later inputs: tensors, tuples of
             arguments or dicts of named arguments. Some thousand tokens are sufficient for small models. The model runs
             as in quire.calibrate: in eval mode, and outside of every autocast.
@@ -141,7 +141,7 @@ def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
         raise ValueError(
             f"quantize_model: x has a static scale under {found.input_spec}, which is measured on batches, got None; "
             "pass inputs of the model, or leave out the option 'given'. With a scale that was measured before, call "
-            "quire.convert(model, recipe, for_inference=True) and report.apply(model)"
+            "quire.convert(model, recipe, for_inference=True, tokens=None, min_features=1) and report.apply(model)"
         )
     if batches is not None and method != "gptq" and not found.static_input:
         raise ValueError(

@@ -18,7 +18,7 @@ from quire.loading.devices import has_values
 from quire.nn import grouped_linear, layernorm_linear, layernorm_mlp, linear, norm
 from quire.nn.layer_base import initialise
 from quire.nn.norm import reset_norm
-from quire.nn.product_module import ProductModule, Read
+from quire.nn.product_module import Parameters, ProductModule
 from quire.te.arguments import IN_PIECES, OVERLAPPING, SHARDING, USER_BUFFERS, also_takes, refuse, signature_with
 from quire.tensor import QuantizedTensor
 
@@ -155,6 +155,10 @@ def _overlap(what: str, given: dict[str, object], sequence: bool) -> str | None:
 _OPTIONS = {"fuse_wgrad_accumulation": False, "delay_wgrad_compute": False}
 
 
+def _joined(parts: Parameters, names: Sequence[str]) -> torch.Tensor | None:
+    return torch.cat([parts[name] for name in names]) if names else None
+
+
 class Split(ProductModule):
     """A layer that has parameters q_weight, k_weight, q_bias, ... for parameters_split=("q", "k").
 
@@ -167,22 +171,17 @@ class Split(ProductModule):
 
     @property
     def weight(self) -> torch.Tensor:
-        return torch.cat([getattr(self, name) for name in self.weight_names])
+        return _joined({name: getattr(self, name) for name in self.weight_names}, self.weight_names)
 
     @property
     def bias(self) -> torch.Tensor | None:
-        return torch.cat([getattr(self, name) for name in self.bias_names]) if self.bias_names else None
+        return _joined({name: getattr(self, name) for name in self.bias_names}, self.bias_names)
 
-    def weights(self, product: str, read: Read | None = None) -> dict[str, torch.Tensor]:
-        return super().weights(product, None if read is None else self._joined(read))
+    def weights(self, product: str, parameters: Parameters | None = None) -> dict[str, torch.Tensor]:
+        return super().weights(product, parameters and {"weight": _joined(parameters, self.weight_names)})
 
-    def biases(self, product: str, read: Read | None = None) -> list[torch.Tensor]:
-        return super().biases(product, None if read is None else self._joined(read))
-
-    def _joined(self, read: Read) -> Read:
-        """weight and bias of parts that have been read."""
-        both = (("weight", self.weight_names), ("bias", self.bias_names))
-        return {what: torch.cat([read[name] for name in names]) if names else None for what, names in both}
+    def biases(self, product: str, parameters: Parameters | None = None) -> list[torch.Tensor]:
+        return super().biases(product, parameters and {"bias": _joined(parameters, self.bias_names)})
 
     def own_parts(self) -> dict[str, Parallel]:
         if not self.has_parts:

@@ -220,7 +220,7 @@ QuantSpec QuantSpec::parse(std::string_view text) {
     const unsigned excluded = index < kElementWords ? (1u << kElementWords) - 1 : 1u << index;
     if (seen & excluded) wrong(seen >> index & 1 ? "option given twice" : "another element format given before");
     if (!kOptions[index].read(s, part.substr(name.size()))) {
-      wrong("expected ", kOptions[index].form, ": ", kOptions[index].meaning);
+      wrong("expected ", kOptions[index].form, " (", kOptions[index].meaning, ")");
     }
     seen |= 1u << index;
     begin = end;

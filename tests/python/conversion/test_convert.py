@@ -508,3 +508,12 @@ def test_layers_that_torch_computes_past_are_noted():
             assert len([step for step in explained.products if step.operation == "gemm"]) == products
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_lines_with_one_name_for_their_layers_say_the_numbers():
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+    quire.convert(model, "mxfp8", filter=lambda layer, name: name not in ("0", "5"))
+    names = [line.split()[0] for line in str(quire.conversion_report(model)).splitlines() if line.startswith("  ")]
+    assert names[:2] == ["{1-4}", "{0,5}"]
+    quire.convert(model, "mxfp8")
+    assert "  *  256 -> 256 x 6" in str(quire.conversion_report(model))

@@ -202,6 +202,18 @@ def test_names_of_a_wrapped_model_are_found(wrapped):
     assert_same_bytes(model.module if wrapped != "weights" else model, served(new, "mxfp8"))
 
 
+@pytest.mark.filterwarnings("ignore:quire.convert")
+@pytest.mark.parametrize("wrapped", ["before", "afterwards"])
+def test_a_tied_weight_of_a_wrapped_model_is_given_once(wrapped):
+    new, wrap = made(2, Tied), torch.optim.swa_utils.AveragedModel
+    if wrapped == "before":
+        model = served(wrap(made(1, Tied)), "nvfp4")
+    else:
+        model = wrap(served(made(1, Tied), "nvfp4"))
+    quire.refit(model, {name: value for name, value in new.state_dict().items() if name != "head.weight"})
+    assert_same_bytes(model.module, served(new, "nvfp4"))
+
+
 def test_two_keys_of_one_weight_are_not_both_taken():
     model, state = served(made(1, pair), "mxfp8"), made(2, pair).state_dict()
     state["0._orig_mod.weight"] = torch.zeros(300, IN)
@@ -350,6 +362,15 @@ def test_wrong_arguments_are_refused():
             quire.refit(exchanged, new | {f"1.{name}": exchanged[0].state_dict()[name]})
     quire.refit(exchanged, new | {"1.bias": exchanged[0].bias.clone()})
     quire.refit(exchanged, exchanged.state_dict())  # each in its own place
+    tied = square().requires_grad_(False)
+    tied[1].weight = tied[0].weight
+    own = tied.state_dict()
+    quire.convert(tied, "mxfp8", for_inference=True, tokens=None, filter=lambda layer, name: name == "1")
+    assert quire.refit(tied, own).plain and torch.equal(own["0.weight"], tied[0].weight)
+    with quire.quantized_model_init(recipe="mxfp8", keep_master=True):
+        masters = torch.nn.Sequential(quire.Linear(IN, IN, bias=False), quire.Linear(IN, IN, bias=False))
+    with pytest.raises(ValueError, match=r"1.weight is in the memory of the model's 0.weight(?!.*1.weight is in)"):
+        quire.refit(masters, {"0.weight": torch.ones(IN, IN), "1.weight": masters[0].weight.master})
     program = torch.export.export(served(made(1, pair), "mxfp8"), (torch.ones(4, IN),)).run_decompositions()
     with pytest.raises(ValueError, match="this graph has no quantized weights, as a program after run_decompositions"):
         quire.refit(program.module(), made(2, pair).state_dict())

@@ -74,7 +74,7 @@ def sharded(model, compiled):
 def trains_with_flat_parameters(rank):
     """FullyShardedDataParallel, the older one, whose default is use_orig_params=False."""
     recipes = [*some("mxfp8", "nvfp4_no_sr").values(), None]
-    for make in FLATTENED.values():
+    for index, make in enumerate(FLATTENED.values()):
         for recipe in recipes:
 
             def model(make=make):
@@ -82,7 +82,8 @@ def trains_with_flat_parameters(rank):
                 return torch.nn.Sequential(make(), torch.nn.GELU(), make())
 
             expected = single_process(recipe, model)
-            flat = FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
+            options = {"use_orig_params": (index + recipes.index(recipe)) % 2 == 1}
+            flat = FullyShardedDataParallel(model(), device_id=torch.device("cpu"), **options)
             train_on_batches(flat, rank, recipe)
             with FullyShardedDataParallel.summon_full_params(flat):
                 found = flat.state_dict()

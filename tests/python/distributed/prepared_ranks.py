@@ -290,6 +290,8 @@ def errors(rank):
     tried("again, wrapped", lambda: passes(wrapped, batches(again)[0, 0, rank], TABLE["mxfp8"]))
     within = torch.nn.Sequential(quire.LayerNormMLP(IN, OUT, checkpoint=True))
     tried("again, within a layer", lambda: gather_codes(within, "mxfp8"))
+    decoded = torch.nn.Sequential(quire.LayerNormMLP(IN, OUT, checkpoint=True))
+    tried("again, from the codes of forward", lambda: gather_codes(decoded, TABLE["mxfp8_dequantized"]))
     within[0].checkpoint = False
     gather_codes(within, "mxfp8")
     within[0].checkpoint = True

@@ -312,6 +312,7 @@ def test_what_does_not_go_together_is_refused_in_words(two):
         "again": "gather_codes(model, recipe, recompute=True)",
         "again, wrapped": "gather_codes(model, recipe, recompute=True)",
         "again, within a layer": "pass recompute=True, or make the layer without checkpoint",
+        "again, from the codes of forward": "nothing",
         "again, by an attribute": "gather_codes(model, recipe, recompute=True)",
         "graph twice": "call shard_weights once",
         "graph mesh": "mesh must have one dimension",

@@ -130,3 +130,22 @@ def test_gradients_that_nobody_would_read_are_refused(name, kind, option):
     words = f"{option}=True .* is computed from other tensors .*without {option}"
     with quire.autocast(recipe="mxfp8"), pytest.raises(NotImplementedError, match=words):
         call(layer, torch.randn(24, 64))
+
+
+def test_a_computed_weight_with_a_main_grad_of_its_own_gets_the_gradient_there():
+    layer, plain = (copy.deepcopy(LAYERS["Linear"](fuse_wgrad_accumulation=True)) for _ in range(2))
+    plain.load_state_dict(layer.state_dict())
+    weight = layer.weight * 1
+    weight.main_grad, plain.weight.main_grad = (torch.zeros(32, 64) for _ in range(2))
+    x = torch.randn(24, 64)
+    with quire.autocast(recipe="mxfp8"):
+        torch.func.functional_call(layer, {"weight": weight}, x).sum().backward()
+        plain(x).sum().backward()
+    assert weight.main_grad.count_nonzero() and same(weight.main_grad, plain.weight.main_grad)
+
+
+def test_keeping_codes_does_not_iterate_as_a_call_in_training_does():
+    layer = torch.nn.utils.spectral_norm(quire.Linear(64, 32)).train()
+    before = layer.weight_u.clone()
+    quire.quantize_weights(layer, "mxfp8")
+    assert same(layer.weight_u, before)

@@ -133,3 +133,11 @@ def test_what_does_not_go_with_parts_is_refused_in_words():
 
     with pytest.raises(NotImplementedError, match="in Own, a subclass; use a layer for each part"):
         Own(96, 64, parameters_split=("a", "b"))
+
+
+def test_a_call_joins_its_parts_once(monkeypatch):
+    layer, joined, cat = te.Linear(64, 32, parameters_split=("q", "k")), [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda tensors, *args: joined.append(len(tensors)) or cat(tensors, *args))
+    with quire.autocast(recipe="mxfp8"):
+        layer(torch.randn(8, 64))
+    assert joined == [2, 2]  # the weight and the bias
