@@ -319,7 +319,7 @@ def test_loaded_weights_have_plain_order_and_decoded_ones_train_if_they_are_told
     assert says(
         page, "docs/inference.md", "The loaded weights have plain order. `quire.prepack_weights(model)` gives them"
     )
-    assert says(page, "docs/integrations.md", "do not require gradients afterwards either: to train them, call")
+    assert says(page, "docs/integrations.md", "decoded weights do not require gradients: to train them, call")
     model, other = (torch.nn.Sequential(torch.nn.Linear(256, 256)).eval() for _ in range(2))
     quire.convert(model, "nvfp4", for_inference=True, tokens=None)
     assert model[0].weight.spec_text.endswith(":interleaved")
@@ -533,7 +533,7 @@ def test_a_state_dict_of_codes_is_stored_by_torch_and_not_by_safetensors(page, t
 
 
 def test_a_refit_writes_weights_whose_codes_lie_beside_them_and_not_these_codes(page):
-    said = "the refit writes the high-precision weight of these layers, but not the codes beside it. Call"
+    said = "the refit writes the high-precision weight, and not the codes beside it. Call"
     assert says(page, "docs/inference.md", said)
 
     def served(state=None):
