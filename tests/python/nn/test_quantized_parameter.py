@@ -155,7 +155,7 @@ def test_another_recipe_is_refused_in_words(make_pair, make_x, compiler):
     _, layer = make_pair(MXFP8BlockScaling())
     words = (
         "Recipe mismatch for the weight: it is quantized as mxfp8:nan, and the active recipe, NVFP4BlockScaling, "
-        "quantizes weights as nvfp4:16x16:nan. Use"
+        "quantizes weights as nvfp4:16x16:nan. If"
     )
     for function in (layer, compiler(layer)):
         with quire.autocast(recipe=NVFP4BlockScaling()), pytest.raises(RuntimeError, match=words):
