@@ -131,9 +131,10 @@ def quantize_weights(
     @torch.inference_mode(False)
     @torch.no_grad()
     def quantize(*_: object) -> None:
-        for module, product, recipe in chosen:
+        for module in {module for module, *_ in chosen}:
             compute_weights_as_in_evaluation(module)
-            _keep(module, product, recipe)
+        for each in chosen:
+            _keep(*each)
 
     quantize()
     if optimizer is not None:

@@ -343,8 +343,10 @@ class GroupedLinear(ProductModule):
             y = product.run(x, ends, bias=not self.return_bias)
             product.commit()
             y = y if out is None else in_memory(y, out, ends)
+            if not self.return_bias:
+                return y
             biases = self.biases("", product.call.parameters)
-            return (y, biases[0] if self.bias_names == ("bias",) else biases) if self.return_bias else y
+            return y, biases[0] if self.bias_names == ("bias",) else biases
         except Exception as error:
             name_layer(error, self)
             raise
