@@ -460,9 +460,7 @@ def test_a_quantized_weight_of_an_embedding_is_refused(tmp_path):
     model = torch.nn.Sequential(torch.nn.Embedding(32, 64))
     tensors, _ = checkpoint_models.modelopt_nvfp4("0", 32, 64, scales=checkpoint_models.plain_scales(32, 4))
     folder = Files(tensors, modelopt_config("NVFP4")).write(tmp_path)
-    text = (
-        "weight of Embedding, and only .*; write what .*dequantize.*filter="
-    )
+    text = "weight of Embedding, and only .*; write what .*dequantize.*filter="
     with pytest.raises(io.CheckpointError, match=text):
         io.load(model, folder, activations="mxfp8")
     entries = {name: entry.dequantize() for name, entry in io.read(folder).items()}
